@@ -1,0 +1,1 @@
+"""Offline, without root: from a trace to steps and reports."""

@@ -1,0 +1,1 @@
+"""Recording, as root: one start at a time into one trace file."""
