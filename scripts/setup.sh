@@ -1,6 +1,6 @@
 #!/bin/bash
-# setup.sh PART...: installs what is missing of `venv` (coldtrace in .venv) or `demo` (a real vLLM
-# for the CPU and a small model in .demo). What is already there is kept.
+# setup.sh PART...: makes what is missing of `venv` (coldtrace in .venv), `demo` (a real vLLM for
+# the CPU and a small model in .demo), `tracefs` (mounted). What is already there is kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -78,6 +78,13 @@ model() {
   step "making a model of 198 MB in .demo/model" .demo/vllm/bin/python scripts/make_model.py .demo/model.part
   chmod -R a+rX .demo/model.part
   mv .demo/model.part .demo/model
+}
+
+tracefs() {
+  grep -q '^[^ ]* /sys/kernel/tracing tracefs ' /proc/mounts && return
+  need_root "mounting tracefs"
+  as_root mount -t tracefs nodev /sys/kernel/tracing ||
+    die "no tracefs: this kernel or container doesn't allow mount -t tracefs nodev /sys/kernel/tracing"
 }
 
 for part; do "$part"; done

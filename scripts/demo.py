@@ -1,0 +1,105 @@
+"""Trace one real start of the demo's vLLM, ask the server one thing, and stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+COLDTRACE = ".venv/bin/coldtrace"
+VLLM = ".demo/vllm/bin/vllm"
+MODEL = ".demo/model"
+TRACE = Path(".demo/demo.coldtrace")
+LOG = Path(".demo/vllm.log")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+READY_TIMEOUT_S = 900
+
+# a proxy of the user's is not for a server on this machine
+HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def traced_start(port: int) -> subprocess.Popen[bytes]:
+    """Start vLLM under `coldtrace run`: root's through sudo, where the user is another."""
+    serve = [VLLM, "serve", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+    command = [COLDTRACE, "run", "-o", str(TRACE), "--", *serve, "--max-model-len", "1024"]
+    print("$", " ".join(command), f"\n(vLLM's own log goes to {LOG})", flush=True)
+    environment = os.environ | ENVIRONMENT
+    if os.geteuid() != 0:
+        kept = ENVIRONMENT | {"HOME": os.environ["HOME"]}
+        command = ["sudo", "env", *(f"{name}={value}" for name, value in kept.items()), *command]
+    with LOG.open("wb") as log:
+        return subprocess.Popen(command, stdout=log, env=environment)
+
+
+def wait_until_ready(start: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if start.poll() is not None:
+            sys.exit(f"coldtrace: the server ended with status {start.returncode}; see {LOG}")
+        try:
+            HTTP.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    sys.exit(f"coldtrace: the server wasn't ready after {READY_TIMEOUT_S} s; see {LOG}")
+
+
+def complete(port: int, prompt: str) -> str:
+    """Ask the server for a completion of `prompt`."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 16}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with HTTP.open(request, timeout=60) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
+
+
+def stop_server(port: int) -> None:
+    """Interrupt the process that listens on `port`, as its user's Ctrl-C would."""
+    for connection in psutil.net_connections("tcp"):
+        listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        if listens and connection.pid:
+            os.kill(connection.pid, signal.SIGINT)
+            return
+
+
+def main() -> None:
+    TRACE.unlink(missing_ok=True)
+    port = free_port()
+    start = traced_start(port)
+    try:
+        wait_until_ready(start, port)
+        answer = complete(port, "def main():")
+        print(f"One completion from it (random weights make no sense): {answer!r}", flush=True)
+        stop_server(port)
+        start.wait(timeout=60)
+    except KeyboardInterrupt:
+        start.wait()
+        sys.exit(130)
+    print(f"The trace is {TRACE}. To read it again, without root:")
+    print(f"  {COLDTRACE} analyze {TRACE}")
+
+
+if __name__ == "__main__":
+    main()
