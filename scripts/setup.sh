@@ -17,7 +17,8 @@ packages() {
   command -v apt-get >/dev/null ||
     die "this isn't Debian or Ubuntu: install what they call ${missing[*]}, and dpkg-query isn't there to see it"
   need_root "installing ${missing[*]}"
-  step "reading the package lists" as_root apt-get update -q
+  [ "${lists_read:-}" ] || step "reading the package lists" as_root apt-get update -q
+  lists_read=1
   step "installing ${missing[*]}" \
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends "${missing[@]}"
 }
