@@ -178,6 +178,12 @@ class TraceWriter:
         finally:
             self._database.close()
 
+    def discard(self) -> None:
+        """Close without a commit and remove the file: there was nothing to record."""
+        self._database.close()
+        with self._writing():
+            self.path.unlink(missing_ok=True)
+
     def _create(self) -> sqlite3.Connection:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(self.path, flags, 0o600))
