@@ -41,8 +41,10 @@ Observer = Callable[[Sequence[Event]], None]
 knows them."""
 
 COMMIT_S = 0.5
-PASS_S = 0.05
-"""A wake-up for each event would cost more than the event: take what a pass brings."""
+WAIT_S = 0.05
+"""How long a quiet pass waits."""
+MIN_PASS_S = 0.005
+"""A pass for each event would cost more than the event: a busy one takes many along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,20 @@ class Recorder:
         return Recording(self._session.outcome, self._problem)
 
     def add_source(self, source: Source, process: ProcessId, why: str) -> None:
-        """Have `source` observe `process` as well from now on; `why` is told the user."""
-        if self._try_to_open(source, process):
+        """Have `source` observe `process` as well from now on; `why` is told the user.
+
+        May be called from within a source's `poll`; a source that is open already
+        only follows one more process.
+        """
+        try:
+            if source not in self._sources:
+                source.open()
+                self._sources.append(source)
+                self._writer.set_source(source.name, "open", "")
+            source.follow(process)
+        except Exception as error:
+            self._drop(source, error)
+        else:
             self.note(why)
 
     def note(self, text: str) -> None:
@@ -131,28 +145,29 @@ class Recorder:
         root = self._session.root
         with suppress(OSError):  # gone already: its exit will be told by a source
             self._root_fd = os.pidfd_open(root.pid)
-        for source in self._offered:
-            self._try_to_open(source, root)
+        problems = [problem for source in self._offered if (problem := self._begin(source, root))]
         if not self._sources:
-            raise ColdtraceError(f"nothing can observe here: {self._problem}")
-        self._problem = None
+            raise ColdtraceError(f"nothing can observe here: {'; '.join(problems)}")
         self._describe()
         self._writer.commit()
 
-    def _try_to_open(self, source: Source, process: ProcessId) -> bool:
+    def _begin(self, source: Source, root: ProcessId) -> str | None:
+        """Open `source`; return why that can't be, None where it can."""
         try:
             source.open()
-        except SourceUnavailable as error:
+            source.follow(root)
+        except Exception as error:
+            problem = f"{source.name}: {_describe_error(error)}"
             if source.name in self._required:
-                raise ColdtraceError(f"{source.name}: {error}") from error
-            self._problem = f"{source.name}: {error}"
-            self._writer.set_source(source.name, "skipped", str(error))
-            self.note(f"recording without {source.name}: {error}")
-            return False
+                raise ColdtraceError(problem) from error
+            with suppress(Exception):  # it may be half open
+                source.close()
+            self._writer.set_source(source.name, "skipped", _describe_error(error))
+            self.note(f"recording without {problem}")
+            return problem
         self._sources.append(source)
-        source.follow(process)
         self._writer.set_source(source.name, "open", "")
-        return True
+        return None
 
     def _describe(self) -> None:
         session, writer, system = self._session, self._writer, os.uname()
@@ -184,21 +199,22 @@ class Recorder:
         began_s = commit_s = time.monotonic()
         while self._sources and self._problem is None:
             pass_s = time.monotonic()
-            self._take(self._poll())
+            self._take(self._poll(WAIT_S))
             if self._is_over(pass_s - began_s):
                 return
             if pass_s - commit_s >= COMMIT_S:
                 commit_s = pass_s
                 self._commit()
-            time.sleep(max(0.0, PASS_S - (time.monotonic() - pass_s)))
+            time.sleep(max(0.0, MIN_PASS_S - (time.monotonic() - pass_s)))
         if self._problem is None:
             self._stop_short("every source has failed")
 
-    def _poll(self) -> list[Event]:
+    def _poll(self, wait_s: float) -> list[Event]:
+        """What has come from every source; only the first one waits."""
         events: list[Event] = []
-        for source in list(self._sources):
+        for number, source in enumerate(list(self._sources)):
             try:
-                events += source.poll(0)
+                events += source.poll(0 if number else wait_s)
             except Exception as error:
                 self._drop(source, error)
         return events
@@ -236,7 +252,7 @@ class Recorder:
             return True
         if self._root_fd is None or not select.select([self._root_fd], [], [], 0)[0]:
             return False
-        self._take(self._poll())  # what it did last may have come since
+        self._take(self._poll(0))  # what it did last may have come since
         if self._session.root_state.alive:  # nobody told how it ended
             self._take([ProcessExited(time.monotonic_ns(), self._session.root, None)])
         return True
@@ -266,7 +282,7 @@ class Recorder:
 
     def _stop_short(self, problem: str) -> None:
         self._problem = problem
-        self._say(f"recording has stopped, the program goes on: {problem}")
+        self.note(f"recording has stopped, the program goes on: {problem}")
 
     # The end
 
@@ -306,4 +322,6 @@ def _cpu_s() -> float:
 def _describe_error(error: Exception) -> str:
     """One line, whatever the error's text."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, ColdtraceError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, (ColdtraceError, SourceUnavailable)):
+        return text
+    return f"{type(error).__name__}: {text}"

@@ -75,6 +75,7 @@ _TABLES = {
     " lost INTEGER NOT NULL, cost_ns INTEGER NOT NULL, PRIMARY KEY (source, kind)",
     "note": "ts_ns INTEGER NOT NULL, text TEXT NOT NULL",
 }
+_WITHOUT_IDS = frozenset({"meta", "note", "source", "count"})
 _SCHEMA = [f'CREATE TABLE "{name}"({columns}) STRICT' for name, columns in _TABLES.items()]
 
 
@@ -100,8 +101,9 @@ class TraceWriter:
     """Writes one new trace file; nothing reaches the disk before `commit`.
 
     The file is made with mode 0600 and touched with the rights of `owner` alone.
-    Raises TraceError where it can't be made (it exists, say) or written (full disk);
-    after a failed write the file stays as the last commit left it.
+    Raises TraceError where it can't be made (it exists, say) or written (full disk).
+    After a failed write it keeps what the last commit left, and takes nothing but
+    meta, notes, sources and counts.
     """
 
     def __init__(self, path: str | Path, owner: Owner | None = None) -> None:
@@ -109,6 +111,7 @@ class TraceWriter:
         self._owner = owner
         self._rows: dict[str, list[tuple[object, ...]]] = {name: [] for name in _TABLES}
         self._written = dict.fromkeys(_TABLES, 0)
+        self._has_failed = False
         self._processes: dict[ProcessId, _ProcessRow] = {}
         self._changed: dict[int, _ProcessRow] = {}
         self._functions: dict[tuple[str, str, int], int] = {}
@@ -160,15 +163,12 @@ class TraceWriter:
 
         Waits for no reader: what one holds up goes along with a later commit.
         """
-        with self._writing():
-            if not self._database.in_transaction:
-                self._database.execute("BEGIN IMMEDIATE")
-            self._flush()
-            try:
-                self._database.execute("COMMIT")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                    raise
+        try:
+            with self._writing():
+                self._commit()
+        except TraceError:
+            self._has_failed = True
+            raise
 
     def close(self) -> None:
         """Commit and close; a reader may delay it by some seconds."""
@@ -183,6 +183,18 @@ class TraceWriter:
         self._database.close()
         with self._writing():
             self.path.unlink(missing_ok=True)
+
+    def _commit(self) -> None:
+        if self._has_failed and self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+        if not self._database.in_transaction:
+            self._database.execute("BEGIN IMMEDIATE")
+        self._flush()
+        try:
+            self._database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
 
     def _create(self) -> sqlite3.Connection:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -210,13 +222,15 @@ class TraceWriter:
             ) from None
         except OSError as error:
             raise TraceError(f"can't write {self.path}: {error.strerror}") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             raise TraceError(f"can't write {self.path}: {error}") from error
 
     def _flush(self) -> None:
         self._rows["process"] = [tuple(process.row) for process in self._changed.values()]
         self._changed.clear()
         for table, rows in self._rows.items():
+            if self._has_failed and table not in _WITHOUT_IDS:
+                rows.clear()  # they may point to rows that were lost
             if not rows:
                 continue
             marks = ",".join("?" * len(rows[0]))
