@@ -1,0 +1,130 @@
+/* Module bodies: PyEval_EvalCode, entered and left once for each.
+ *
+ * It also runs exec() and eval(); those count as module bodies only if their
+ * code is named <module> and comes from a file.
+ */
+
+#define BODIES_DEEP 64 /* the kernel keeps this many return probes a thread */
+
+struct body_key { u64 id; u64 depth; };
+struct body {
+  u64 stack;    /* the stack pointer at the entry, to match the return with */
+  u64 start_ns; /* of the process */
+  u64 ts_ns;
+  u64 key;      /* 0: not a module body */
+  u32 depth;    /* of module bodies around it */
+  u32 version;
+};
+BPF_HASH(bodies, struct body_key, struct body, 65536);
+BPF_TABLE("lru_hash", u64, u64, body_depth, 16384);           /* pid_tgid -> PyEval_EvalCode calls under way */
+BPF_HASH(file_layouts, u64, struct python_layout, 256); /* attach cookie -> layout of that ELF file */
+
+/* The process's layout or, in the moments before it is known, what its ELF
+ * file alone tells, which is enough to read a code object. */
+INLINE struct python_layout *code_layout(void *ctx, u32 pid) {
+  struct python_layout *layout = layouts.lookup(&pid);
+  if (layout) return layout;
+  u64 cookie = GET_COOKIE(ctx);
+  return file_layouts.lookup(&cookie);
+}
+
+INLINE int is_module_body(struct python_layout *layout, struct code *c) {
+  struct text t = {};
+  u32 width = 0;
+  char name[8] = {}, first = 0;
+  u64 data = text_data(layout, c->name, &t, &width);
+  if (t.length != 8 || width != 1) return 0;
+  bpf_probe_read_user(name, sizeof(name), (void *)data);
+  if (name[0] != '<' || name[1] != 'm' || name[2] != 'o' || name[3] != 'd' || name[7] != '>') return 0;
+  data = text_data(layout, c->file, &t, &width);
+  bpf_probe_read_user(&first, 1, (void *)data);
+  return first != '<'; /* <string>, <frozen ...>: no file of its own */
+}
+
+INLINE void send_body(struct body_key *at, struct body *b, u64 end_ns) {
+  struct module_event e = {};
+  fill_header(&e.h, KIND_MODULE, sizeof(e), b->start_ns);
+  e.h.ts_ns = b->ts_ns;
+  e.end_ns = end_ns;
+  e.key = b->key;
+  e.depth = b->depth;
+  send(&e, sizeof(e), KIND_MODULE, QUIETLY);
+}
+
+int on_body_entry(struct pt_regs *ctx) {
+  u64 began_ns = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
+  u32 pid = id >> 32;
+  u64 *start_ns = tracked.lookup(&pid);
+  if (!start_ns) return 0;
+  struct python_layout *layout = code_layout(ctx, pid);
+  if (!layout) {
+    count_lost(KIND_MODULE);
+    return 0;
+  }
+  u64 none = 0, *known = body_depth.lookup(&id), calls = known ? *known : none;
+  /* Calls that ended without their return being seen stand on a part of the
+   * stack that this call has taken over. */
+  struct body_key at = {.id = id, .depth = 0};
+  for (int i = 0; i < BODIES_DEEP; i++) {
+    if (!calls) break;
+    at.depth = calls - 1;
+    struct body *outer = bodies.lookup(&at);
+    if (outer && outer->stack > ctx->sp) break;
+    if (outer && outer->key) count_lost(KIND_MODULE);
+    bodies.delete(&at);
+    calls--;
+  }
+  if (calls >= BODIES_DEEP) { /* no return will come either */
+    count_lost(KIND_MODULE);
+    return 0;
+  }
+  struct body b = {.stack = ctx->sp, .start_ns = *start_ns, .ts_ns = began_ns};
+  if (calls) {
+    at.depth = calls - 1;
+    struct body *outer = bodies.lookup(&at);
+    if (outer) b.depth = outer->depth + (outer->key != 0);
+  }
+  struct code c = read_code(layout, PT_REGS_PARM1(ctx));
+  if (is_module_body(layout, &c)) {
+    b.key = code_key(&c);
+    describe(layout, &c, b.key, *start_ns);
+  }
+  at.depth = calls;
+  bodies.update(&at, &b);
+  calls++;
+  body_depth.update(&id, &calls);
+  count_cost(KIND_MODULE, began_ns);
+  return 0;
+}
+
+int on_body_return(struct pt_regs *ctx) {
+  u64 began_ns = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
+  u32 pid = id >> 32;
+  if (!tracked.lookup(&pid)) return 0;
+  u64 *known = body_depth.lookup(&id);
+  if (!known) return 0; /* entered before we came */
+  u64 calls = *known;
+  struct body_key at = {.id = id, .depth = 0};
+  for (int i = 0; i < BODIES_DEEP; i++) {
+    if (!calls) break;
+    at.depth = calls - 1;
+    struct body *b = bodies.lookup(&at);
+    /* At the return the return address has just left the stack. */
+    if (b && b->stack >= ctx->sp) break; /* an outer call, entered and still open */
+    calls--;
+    if (b) {
+      int ours = b->stack + 8 == ctx->sp;
+      if (b->key) {
+        if (ours)
+          send_body(&at, b, began_ns);
+        else
+          count_lost(KIND_MODULE);
+      }
+      bodies.delete(&at);
+      if (ours) break;
+    }
+  }
+  body_depth.update(&id, &calls);
+  count_cost(KIND_MODULE, began_ns);
+  return 0;
+}

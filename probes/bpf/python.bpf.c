@@ -1,0 +1,269 @@
+/* CPython from outside: what a thread's stack is, read where it stands still.
+ *
+ * The walk: _PyRuntime -> interpreters -> threads -> the thread whose native id
+ * is ours -> its current frame -> the chain of previous frames. Offsets come
+ * from the process's entry in `layouts`, so one program serves every version.
+ */
+
+BPF_HASH(layouts, u32, struct python_layout, 16384);    /* pid -> its CPython */
+BPF_TABLE("lru_hash", u64, u8, told, 131072);           /* function keys already described */
+struct thread_entry { u64 state; u64 checked_ns; };
+BPF_TABLE("lru_hash", u64, struct thread_entry, threads, 16384); /* pid_tgid -> PyThreadState */
+BPF_TABLE("lru_hash", u32, u64, last_wait_walk, 16384); /* tid -> when its wait was last walked */
+
+#define THREADS_SEARCHED 512
+#define FRAMES_A_CALL 64
+#define CALLS_A_WALK (MAX_FRAMES / FRAMES_A_CALL)
+#define NOT_PYTHON_FOR_NS 100000000ull /* a native thread is asked again after this */
+
+/* One walk under way. The CPU clock interrupts the other programs, so each
+ * kind of program has a slot of its own. */
+enum slot { SLOT_CLOCK, SLOT_SWITCH, SLOT_EDGE, SLOT_COUNT };
+struct walk {
+  u64 frame;
+  u64 began_ns;
+  struct sample_event sample;
+};
+BPF_PERCPU_ARRAY(walks, struct walk, SLOT_COUNT);
+BPF_PROG_ARRAY(clock_walkers, 1);
+BPF_PROG_ARRAY(switch_walkers, 1);
+BPF_PROG_ARRAY(edge_walkers, 1);
+
+/* The thread's id as its own PID namespace numbers it, which is what CPython
+ * wrote down. */
+INLINE u32 inner_tid(struct python_layout *layout) {
+  if (!layout->pidns_ino) return bpf_get_current_pid_tgid();
+  struct bpf_pidns_info inner = {};
+  bpf_get_ns_current_pid_tgid(layout->pidns_dev, layout->pidns_ino, &inner, sizeof(inner));
+  return inner.pid;
+}
+
+INLINE u32 native_id(struct python_layout *layout, u64 state) {
+  if (layout->thread_native_id_indirect == NO_OFFSET)
+    return read_u32(state + layout->thread_native_id);
+  u64 pthread = read_u64(state + layout->thread_native_id);
+  return pthread ? read_u32(pthread + layout->thread_native_id_indirect) : 0;
+}
+
+INLINE u64 search_threads(struct python_layout *layout, u32 tid) {
+  u64 interpreter = read_u64(layout->runtime + layout->runtime_interpreters_head);
+  u64 state = interpreter ? read_u64(interpreter + layout->interpreter_threads_head) : 0;
+  for (int i = 0; i < THREADS_SEARCHED; i++) {
+    if (!state) {
+      if (!interpreter) break;
+      interpreter = read_u64(interpreter + layout->interpreter_next);
+      if (!interpreter) break;
+      state = read_u64(interpreter + layout->interpreter_threads_head);
+      continue;
+    }
+    if (native_id(layout, state) == tid) return state;
+    state = read_u64(state + layout->thread_next);
+  }
+  return 0;
+}
+
+/* The current thread's PyThreadState, 0 for a thread that runs no Python. */
+INLINE u64 thread_state(struct python_layout *layout, u64 now_ns) {
+  u64 id = bpf_get_current_pid_tgid();
+  u32 tid = inner_tid(layout);
+  struct thread_entry *known = threads.lookup(&id);
+  if (known) {
+    if (known->state ? native_id(layout, known->state) == tid
+                     : now_ns - known->checked_ns < NOT_PYTHON_FOR_NS)
+      return known->state;
+  }
+  struct thread_entry found = {.state = search_threads(layout, tid), .checked_ns = now_ns};
+  threads.update(&id, &found);
+  return found.state;
+}
+
+/* Code objects are freed and their addresses used again, so the address alone
+ * does not name a function; with what it points to it does. */
+struct code {
+  u64 address;
+  u64 name;
+  u64 file;
+  u32 line;
+};
+
+INLINE struct code read_code(struct python_layout *layout, u64 address) {
+  struct code c = {.address = address};
+  c.name = read_u64(address + layout->code_name);
+  c.file = read_u64(address + layout->code_filename);
+  c.line = read_u32(address + layout->code_first_line);
+  return c;
+}
+
+INLINE u64 mix(u64 hash, u64 value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+INLINE u64 code_key(struct code *c) {
+  u64 hash = mix(current_pid(), c->address);
+  return mix(mix(mix(hash, c->name), c->file), c->line);
+}
+
+/* Where a string's characters lie and how wide they are (1, 2 or 4 bytes). */
+INLINE u64 text_data(struct python_layout *layout, u64 string, struct text *t, u32 *width) {
+  t->state = read_u32(string + layout->string_state);
+  t->length = read_u64(string + layout->string_length);
+  /* Bit fields: interned (2 bits; 16 in some 3.14, then below 4), kind, compact, ascii. */
+  u32 bits = t->state >> 2;
+  if (!(bits & 7)) bits = t->state >> 16;
+  *width = bits & 7;
+  u32 ascii = (bits >> 4) & 1;
+  return string + (ascii ? layout->string_ascii_data : layout->string_compact_data);
+}
+
+INLINE void read_text(char *to, u32 room, u64 from, u64 bytes) {
+  if (bytes > room) bytes = room;
+  if (bytes) bpf_probe_read_user(to, bytes, (void *)from);
+}
+
+INLINE void describe(struct python_layout *layout, struct code *c, u64 key, u64 start_ns) {
+  if (told.lookup(&key)) return;
+  struct function_event *e = events.ringbuf_reserve(sizeof(*e));
+  if (!e) {
+    count_lost(KIND_FUNCTION);
+    return;
+  }
+  u32 width = 0;
+  fill_header(&e->h, KIND_FUNCTION, sizeof(*e), start_ns);
+  e->key = key;
+  e->line = c->line;
+  e->version = layout->version;
+  u64 data = text_data(layout, c->file, &e->file, &width);
+  u64 bytes = (u64)e->file.length * width;
+  u64 skip = bytes > FILE_BYTES ? bytes - FILE_BYTES : 0; /* a path's end tells more */
+  read_text(e->file_data, FILE_BYTES, data + skip, bytes);
+  data = text_data(layout, c->name, &e->name, &width);
+  read_text(e->name_data, NAME_BYTES, data, (u64)e->name.length * width);
+  events.ringbuf_submit(e, QUIETLY);
+  count_seen(KIND_FUNCTION);
+  u8 yes = 1;
+  told.update(&key, &yes);
+}
+
+/* The next frames of a walk; true when there is nothing left to walk. */
+INLINE int walk_some(struct walk *w) {
+  u32 pid = w->sample.h.pid;
+  struct python_layout *layout = layouts.lookup(&pid);
+  if (!layout) return 1;
+  u64 frame = w->frame;
+  for (int i = 0; i < FRAMES_A_CALL; i++) {
+    if (!frame) break;
+    /* 3.14 tags pointers in their low bits. Entry frames hold no code. */
+    u64 address = read_u64(frame + layout->frame_code) & ~7ull;
+    if (address && read_u64(address + layout->object_type) == layout->code_type) {
+      struct code c = read_code(layout, address);
+      u64 key = code_key(&c);
+      describe(layout, &c, key, w->sample.h.start_ns);
+      u32 n = w->sample.frames;
+      if (n >= MAX_FRAMES) break;
+      w->sample.keys[n & (MAX_FRAMES - 1)] = key;
+      w->sample.frames = n + 1;
+    }
+    frame = read_u64(frame + layout->frame_previous);
+  }
+  w->frame = frame;
+  return !frame || w->sample.frames >= MAX_FRAMES;
+}
+
+INLINE void finish_walk(struct walk *w) {
+  u32 n = w->sample.frames;
+  w->sample.truncated = w->frame != 0;
+  if (n > MAX_FRAMES) n = MAX_FRAMES;
+  u32 bytes = offsetof(struct sample_event, keys) + n * sizeof(u64);
+  w->sample.h.size = bytes;
+  send(&w->sample, bytes, KIND_SAMPLE, QUIETLY);
+  count_cost(KIND_SAMPLE, w->began_ns);
+}
+
+INLINE u64 first_frame(struct python_layout *layout, u64 state) {
+  u64 frame = read_u64(state + layout->thread_frame);
+  if (layout->cframe_current_frame == NO_OFFSET || !frame) return frame;
+  return read_u64(frame + layout->cframe_current_frame);
+}
+
+/* Begins a walk of the current thread in a slot. The thread runs Python only
+ * if its frame is set. */
+INLINE struct walk *begin_walk(int slot, u8 cause, u64 start_ns) {
+  struct walk *w = walks.lookup(&slot);
+  if (!w) return NULL;
+  fill_header(&w->sample.h, KIND_SAMPLE, 0, start_ns);
+  w->began_ns = w->sample.h.ts_ns;
+  w->sample.cause = cause;
+  w->sample.frames = 0;
+  w->sample.truncated = 0;
+  w->frame = 0;
+  u32 pid = w->sample.h.pid;
+  struct python_layout *layout = layouts.lookup(&pid);
+  if (!layout) return w;
+  u64 state = thread_state(layout, w->began_ns);
+  if (state) w->frame = first_frame(layout, state);
+  return w;
+}
+
+/* The next part of the walk in a slot; false when it is done and sent. A
+ * walk longer than the verifier lets one program loop goes on in a tail call
+ * of the same program; each type of program needs its own. */
+INLINE int go_on(int slot) {
+  struct walk *w = walks.lookup(&slot);
+  if (!w) return 0;
+  if (!walk_some(w)) return 1;
+  finish_walk(w);
+  return 0;
+}
+
+INLINE int give_up(int slot) { /* no tail call is left: send what there is */
+  struct walk *w = walks.lookup(&slot);
+  if (w) finish_walk(w);
+  return 0;
+}
+
+int walk_on_clock(struct bpf_perf_event_data *ctx) {
+  if (!go_on(SLOT_CLOCK)) return 0;
+  clock_walkers.call(ctx, 0);
+  return give_up(SLOT_CLOCK);
+}
+
+int walk_on_switch(void *ctx) {
+  if (!go_on(SLOT_SWITCH)) return 0;
+  switch_walkers.call(ctx, 0);
+  return give_up(SLOT_SWITCH);
+}
+
+int on_clock(struct bpf_perf_event_data *ctx) {
+  u32 pid = current_pid();
+  u64 *start_ns = tracked.lookup(&pid);
+  if (!start_ns) return 0;
+  struct walk *w = begin_walk(SLOT_CLOCK, CAUSE_ON_CPU, *start_ns);
+  if (!w) return 0;
+  if (w->frame) clock_walkers.call(ctx, 0);
+  finish_walk(w);
+  return 0;
+}
+
+#define STATES_OF_WAITING 0xff /* the bits above it mark a preempted task */
+
+/* A thread leaves the CPU to wait: it is still current, and its memory can be
+ * read. Main threads, which the steps follow, are walked more often. */
+#ifdef SAMPLING
+TRACEPOINT_PROBE(sched, sched_switch) {
+  if (!(args->prev_state & STATES_OF_WAITING)) return 0;
+  u64 id = bpf_get_current_pid_tgid(), now_ns = bpf_ktime_get_ns();
+  u32 pid = id >> 32, tid = id;
+  u64 *start_ns = tracked.lookup(&pid);
+  if (!start_ns) return 0;
+  u64 *last_ns = last_wait_walk.lookup(&tid);
+  u64 pause_ns = tid == pid ? MAIN_WAIT_PAUSE_NS : OTHER_WAIT_PAUSE_NS;
+  if (last_ns && now_ns - *last_ns < pause_ns) return 0;
+  struct walk *w = begin_walk(SLOT_SWITCH, CAUSE_WAIT, *start_ns);
+  if (!w || !w->frame) return 0;
+  last_wait_walk.update(&tid, &now_ns);
+  switch_walkers.call(args, 0);
+  finish_walk(w);
+  return 0;
+}
+#endif

@@ -1,0 +1,382 @@
+"""The in-kernel source: BPF programs compiled and attached through bcc.
+
+One program text is put together from bpf/, a subject a file. A subject whose
+tracepoints this kernel lacks is left out and named in `skipped`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from probes import cpython, rootfs, uprobes, wire
+from probes.decode import Decoder
+from probes.events import Event, ProcessExecuted, ProcessExited, ProcessId
+from probes.source import SourceStats, SourceUnavailable
+
+TRACEFS: Final = Path("/sys/kernel/tracing")
+_BPF_FOLDER: Final = Path(__file__).parent / "bpf"
+_AT_FDCWD: Final = -100
+
+REQUIRED: Final = ("process.bpf.c", "python.bpf.c")
+OPTIONAL: Final = ("modules.bpf.c", "files.bpf.c", "sockets.bpf.c")
+"""Subjects; python comes first in the text since process uses its layouts."""
+
+DEFAULT_HZ: Final = 99
+DEFAULT_RING_BYTES: Final = 8 << 20
+
+MAIN_WAIT_PAUSE_NS: Final = 1_000_000
+"""A main thread's wait is walked at most once in this time: the steps follow it."""
+OTHER_WAIT_PAUSE_NS: Final = 5_000_000
+"""Any other thread's wait."""
+
+_LOOK_AGAIN_S: Final = (0.0, 0.003, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
+"""When, after an exec, a process is looked at for its interpreter."""
+
+_KINDS: Final = tuple(kind.name.lower() for kind in wire.Kind)
+
+UnknownInterpreter = Callable[[ProcessId, str], None]
+"""Told of a Python process that the walk can't read, and why."""
+
+
+class KernelSource:
+    """Process tree, Python stacks, module bodies, files and sockets.
+
+    Parameters: `hz` samples a second and CPU, 0 for no stacks (another sampler
+    takes them); `ring_bytes` of the ring buffer, a power of two; `on_unknown`
+    is called for a Python process whose interpreter the walk doesn't know.
+    """
+
+    name = "bpf"
+
+    def __init__(
+        self,
+        hz: int = DEFAULT_HZ,
+        ring_bytes: int = DEFAULT_RING_BYTES,
+        on_unknown: UnknownInterpreter | None = None,
+    ) -> None:
+        self._hz = hz
+        self._ring_bytes = ring_bytes
+        self._on_unknown = on_unknown
+        self._records: list[bytes] = []
+        self._undecoded = 0
+        self._decoder = Decoder(_find_file)
+        self._bpf: Any = None
+        self._bodies: _BodyProbes | None = None
+        self._looking: dict[ProcessId, tuple[float, int]] = {}
+        self._final: SourceStats | None = None
+        self.skipped: dict[str, str] = {}
+        """Subjects left out, and why."""
+
+    def open(self) -> None:
+        """Compile, load and attach. Raises SourceUnavailable."""
+        self.skipped = missing_subjects()
+        for subject in REQUIRED:
+            if subject in self.skipped:
+                raise SourceUnavailable(self.skipped[subject])
+        subjects = [s for s in OPTIONAL if s not in self.skipped]
+        self._bpf = _compile(subjects, self._hz, self._ring_bytes)
+        self._load_walkers()
+        if "modules.bpf.c" in subjects:
+            try:
+                self._bodies = _BodyProbes(self._bpf)
+            except OSError as error:
+                self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
+        self._bpf["events"].open_ring_buffer(self._take)
+
+    def follow(self, process: ProcessId) -> None:
+        """Observe `process`, its threads and, from now on, its children."""
+        self._bpf["tracked"][ctypes.c_uint32(process.pid)] = ctypes.c_uint64(process.start_ns)
+        self._looking[process] = (time.monotonic(), 0)
+        self._look_for_interpreters()
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Wait up to `timeout_s`; an exec, exit or listen ends the wait."""
+        self._bpf.ring_buffer_poll(int(timeout_s * 1000))
+        self._bpf.ring_buffer_consume()
+        events = self._decode_all()
+        for event in events:
+            if isinstance(event, ProcessExecuted):
+                self._looking[event.process] = (time.monotonic(), 0)
+            elif isinstance(event, ProcessExited):
+                self._looking.pop(event.process, None)
+        if self._looking:
+            self._look_for_interpreters()
+        return events
+
+    def stats(self) -> SourceStats:
+        """Records sent and lost by kind, and the time they took the traced
+        processes where it is measured (stacks and module bodies)."""
+        if self._final:
+            return self._final
+        if self._bpf is None:
+            return SourceStats()
+        lost = self._counts("lost_count")
+        if self._undecoded:
+            lost["undecoded"] = self._undecoded
+        return SourceStats(self._counts("seen_count"), lost, self._counts("cost_ns"))
+
+    def close(self) -> list[Event]:
+        """Detach; what was still under way (open files, module bodies being
+        executed) ends with no end time."""
+        if self._bpf is None:
+            return []
+        self._detach()
+        self._bpf.ring_buffer_consume()
+        self._records += self._unfinished_files()
+        self._records += self._unfinished_bodies()
+        events = self._decode_all()
+        self._final = self.stats()
+        self._bpf.cleanup()
+        self._bpf = None
+        return events
+
+    # -- records ----------------------------------------------------------
+
+    def _take(self, _context: object, data: int, size: int) -> None:
+        # bcc prints and swallows what is raised here: only copy.
+        self._records.append(ctypes.string_at(data, size))
+
+    def _decode_all(self) -> list[Event]:
+        records, self._records = self._records, []
+        events = []
+        for record in records:
+            try:
+                events.append(self._decoder.decode(record))
+            except (ValueError, IndexError, struct.error):
+                self._undecoded += 1
+        return events
+
+    def _counts(self, table: str) -> dict[str, int]:
+        values = self._bpf[table]
+        sums = {kind: int(values.sum(i).value) for i, kind in enumerate(_KINDS)}
+        return {kind: n for kind, n in sums.items() if n}
+
+    def _unfinished_files(self) -> Iterator[bytes]:
+        if "files.bpf.c" in self.skipped:
+            return
+        for key, file in self._bpf["open_files"].items():
+            header = wire.HEADER.pack(
+                file.opened_ns, file.start_ns, key.pid, file.tid, wire.Kind.FILE, 0, 0
+            )
+            yield header + wire.FILE.pack(
+                0, file.read_bytes, file.mapped_bytes, file.directory_fd, key.fd, file.path
+            )
+
+    def _unfinished_bodies(self) -> Iterator[bytes]:
+        if "modules.bpf.c" in self.skipped:
+            return
+        for at, body in self._bpf["bodies"].items():
+            if body.key:
+                pid, tid = at.id >> 32, at.id & 0xFFFFFFFF
+                header = wire.HEADER.pack(
+                    body.ts_ns, body.start_ns, pid, tid, wire.Kind.MODULE, 0, 0
+                )
+                yield header + wire.MODULE.pack(0, body.key, body.depth)
+
+    # -- programs ---------------------------------------------------------
+
+    def _load_walkers(self) -> None:
+        from bcc import BPF, PerfSWConfig, PerfType
+
+        walkers = [("edge_walkers", b"walk_on_edge", BPF.TRACEPOINT)]
+        if "sockets.bpf.c" in self.skipped:
+            walkers = []
+        if self._hz:
+            walkers += [
+                ("clock_walkers", b"walk_on_clock", BPF.PERF_EVENT),
+                ("switch_walkers", b"walk_on_switch", BPF.TRACEPOINT),
+            ]
+        for table, function, kind in walkers:
+            loaded = self._bpf.load_func(function, kind)
+            self._bpf[table][ctypes.c_int(0)] = ctypes.c_int(loaded.fd)
+        if self._hz:
+            self._bpf.attach_perf_event(
+                ev_type=PerfType.SOFTWARE,
+                ev_config=PerfSWConfig.CPU_CLOCK,
+                fn_name=b"on_clock",
+                sample_freq=self._hz,
+            )
+
+    def _detach(self) -> None:
+        """Take every program off its event. Each waits for a grace period of
+        the kernel, tens of milliseconds: they wait side by side."""
+        from bcc import PerfSWConfig, PerfType
+
+        self._bpf["tracked"].clear()  # from here on no program does anything
+        tasks = [partial(self._bpf.detach_tracepoint, name) for name in self._bpf.tracepoint_fds]
+        if self._hz:
+            clock = (PerfType.SOFTWARE, PerfSWConfig.CPU_CLOCK)
+            tasks.append(partial(self._bpf.detach_perf_event, *clock))
+        if self._bodies:
+            tasks.append(self._bodies.close)
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            for done in [pool.submit(task) for task in tasks]:
+                done.result()
+
+    # -- interpreters -----------------------------------------------------
+
+    def _look_for_interpreters(self) -> None:
+        """Look at processes that have just become something else, again and
+        again for a while: a shared libpython is mapped late, and the runtime
+        is filled in later still."""
+        now = time.monotonic()
+        for process, (since, tries) in list(self._looking.items()):
+            if now - since < _LOOK_AGAIN_S[tries]:
+                continue
+            if self._settled(process) or tries + 1 == len(_LOOK_AGAIN_S):
+                del self._looking[process]
+            else:
+                self._looking[process] = (since, tries + 1)
+
+    def _settled(self, process: ProcessId) -> bool:
+        """True when nothing more is to be learnt about the process."""
+        found = cpython.find_interpreter(process.pid)
+        if isinstance(found, cpython.NoPython):
+            return False
+        image = found if isinstance(found, cpython.Interpreter) else found.image
+        if self._bodies and image:
+            with contextlib.suppress(OSError):
+                self._bodies.attach(image)
+        if isinstance(found, cpython.NotInitialised):
+            return False
+        if isinstance(found, cpython.UnknownLayout):
+            if self._on_unknown and self._hz:
+                self._on_unknown(process, found.reason)
+            return True
+        layout, layouts = found.layout.pack(), self._bpf["layouts"]
+        layouts[ctypes.c_uint32(process.pid)] = layouts.Leaf.from_buffer_copy(layout)
+        if self._bodies:
+            self._bodies.learn(found, layout)
+        return True
+
+
+class _BodyProbes:
+    """The uprobes on PyEval_EvalCode, a pair for each ELF file that has it."""
+
+    def __init__(self, bpf: Any) -> None:
+        multi = uprobes.multi_supported()
+        kind = uprobes.MULTI_ATTACH_TYPE if multi else -1
+        self._attach: uprobes.Attach = uprobes.attach_multi if multi else uprobes.attach_perf
+        self._entry, self._return = (
+            bpf.load_func(function, bpf.KPROBE, attach_type=kind).fd
+            for function in (b"on_body_entry", b"on_body_return")
+        )
+        self._links: list[int] = []
+        self._layouts = bpf["file_layouts"]
+        self._cookies: dict[cpython.FileIdentity, int] = {}
+
+    def attach(self, image: cpython.PythonImage) -> None:
+        """Probe this file, for all processes that map it; OSError if refused.
+        The return first: an entry that is seen must find its return seen."""
+        if image.identity in self._cookies or image.eval_code is None:
+            return
+        cookie = self._cookies[image.identity] = len(self._cookies) + 1
+        for program, at_return in ((self._return, True), (self._entry, False)):
+            self._links.append(
+                self._attach(program, image.open_path, image.eval_code.offset, cookie, at_return)
+            )
+
+    def learn(self, image: cpython.PythonImage, layout: bytes) -> None:
+        """What is known of one process serves the next one of the same file
+        until that one's own layout is known: code objects look the same."""
+        cookie = self._cookies.get(image.identity)
+        if cookie:
+            self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(layout)
+
+    def close(self) -> None:
+        """Detach all."""
+        for link in self._links:
+            os.close(link)
+        self._links.clear()
+
+
+def missing_subjects() -> dict[str, str]:
+    """The subjects that can't run here, with the tracepoints they lack."""
+    missing = {}
+    for subject in (*REQUIRED, *OPTIONAL):
+        lacking = [t for t in tracepoints(subject) if not (TRACEFS / "events" / t).exists()]
+        if lacking:
+            missing[subject] = f"no tracepoint {', '.join(lacking)} in {TRACEFS}"
+    return missing
+
+
+def tracepoints(subject: str) -> list[str]:
+    """The tracepoints that a subject can't do without, as group/name."""
+    text = (_BPF_FOLDER / subject).read_text()
+    text = re.sub(r"#ifdef HAVE_OPEN\n.*?#endif", "", text, flags=re.DOTALL)
+    return [f"{group}/{name}" for group, name in _TRACEPOINT.findall(text)]
+
+
+_TRACEPOINT = re.compile(r"^TRACEPOINT_PROBE\((\w+), (\w+)\)", re.MULTILINE)
+
+
+def _compile(subjects: Iterable[str], hz: int, ring_bytes: int) -> Any:
+    """The bcc object of one program text; its tracepoints are attached."""
+    try:
+        from bcc import BPF
+    except ImportError as error:
+        raise SourceUnavailable(
+            f"bcc is not importable ({error}): install Debian's python3-bpfcc"
+        ) from error
+    parts = ("events.h", "common.bpf.h", "python.bpf.c", "process.bpf.c", *subjects)
+    text = "\n".join((_BPF_FOLDER / part).read_text() for part in parts)
+    with _environment(BCC_KERNEL_SOURCE=str(_BPF_FOLDER / "headers")):
+        try:
+            return BPF(text=text.replace("#pragma once", ""), cflags=_flags(hz, ring_bytes))
+        except Exception as error:  # bcc raises bare Exceptions
+            raise SourceUnavailable(f"the BPF programs can't be loaded: {error}") from error
+
+
+def _flags(hz: int, ring_bytes: int) -> list[str]:
+    cookie = "bpf_get_attach_cookie(ctx)" if uprobes.multi_supported() else "0"
+    flags = [
+        "-include",
+        str(_BPF_FOLDER / "headers/include/linux/types.h"),
+        f"-DRING_PAGES={ring_bytes // os.sysconf('SC_PAGE_SIZE')}",
+        f"-DMAIN_WAIT_PAUSE_NS={MAIN_WAIT_PAUSE_NS}ull",
+        f"-DOTHER_WAIT_PAUSE_NS={OTHER_WAIT_PAUSE_NS}ull",
+        f"-DGET_COOKIE(ctx)={cookie}",
+    ]
+    exit_format = (TRACEFS / "events/sched/sched_process_exit/format").read_text()
+    if "group_dead" in exit_format:  # since Linux 6.16
+        flags.append("-DHAVE_GROUP_DEAD")
+    if (TRACEFS / "events/syscalls/sys_enter_open").exists():
+        flags.append("-DHAVE_OPEN")
+    if hz:
+        flags.append("-DSAMPLING")
+    return flags
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables for a while: what is started later must not inherit them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _find_file(pid: int, directory_fd: int, path: str) -> tuple[str, int | None]:
+    """The absolute path of what a process opened, in its own root, and the
+    file's size now; what can't be told any more stays as it was opened."""
+    if not path.startswith("/"):
+        start = "cwd" if directory_fd == _AT_FDCWD else f"fd/{directory_fd}"
+        with contextlib.suppress(OSError):
+            path = os.path.join(os.readlink(f"/proc/{pid}/{start}"), path)
+    return path, rootfs.size_in_root(pid, path)

@@ -1,0 +1,59 @@
+"""The records of bpf/events.h, as struct formats.
+
+tests/probes/test_wire.py compiles the header and compares offsets and sizes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+
+
+class Kind(IntEnum):
+    """What a record tells."""
+
+    FORK = 0
+    EXEC = 1
+    EXIT = 2
+    FUNCTION = 3
+    SAMPLE = 4
+    MODULE = 5
+    FILE = 6
+    LISTEN = 7
+    ACCEPT = 8
+
+
+FILE_BYTES = 256
+NAME_BYTES = 192
+PATH_BYTES = 256
+FILENAME_BYTES = 256
+ARGV_BYTES = 2048
+ARG_BYTES = 512
+MAX_FRAMES = 512
+
+HEADER = Struct("<QQIIHHI")
+"""ts_ns, start_ns, pid, tid, kind, cpu, size."""
+
+FORK = Struct("<QI4x")
+"""child_start_ns, child_pid."""
+
+EXEC = Struct(f"<II{FILENAME_BYTES}s{ARGV_BYTES + ARG_BYTES}s")
+"""argv_bytes, truncated, filename, argv."""
+
+EXIT = Struct("<i4x")
+"""wait_status, -1 if unseen."""
+
+FUNCTION = Struct(f"<QIIIIII{FILE_BYTES}s{NAME_BYTES}s")
+"""key, line, version, file state and length, name state and length, file, name."""
+
+SAMPLE = Struct("<HBB4x")
+"""frames, cause, truncated; then `frames` u64 keys."""
+
+MODULE = Struct("<QQI4x")
+"""end_ns (0: not left), key, depth."""
+
+FILE = Struct(f"<QQQiI{PATH_BYTES}s")
+"""closed_ns (0: open), read_bytes, mapped_bytes, directory_fd, fd, path."""
+
+SOCKET = Struct("<HHI")
+"""family, port, fd."""
