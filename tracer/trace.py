@@ -199,6 +199,13 @@ class TraceWriter:
     def _create(self) -> sqlite3.Connection:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(self.path, flags, 0o600))
+        try:
+            return self._create_tables()
+        except sqlite3.Error:
+            self.path.unlink(missing_ok=True)
+            raise
+
+    def _create_tables(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         database.execute("PRAGMA journal_mode = DELETE")
         database.execute("PRAGMA synchronous = OFF")
@@ -537,14 +544,11 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _check_header(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"{path} is not a file")
-        if status.st_size == 0:
-            raise TraceError(f"{path} is empty: its recorder was stopped before it began")
-        header = file.read(100)
+    status, header = _start_of(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise TraceError(f"{path} is not a file")
+    if status.st_size == 0:
+        raise TraceError(f"{path} is empty: its recorder was stopped before it began")
     if not header.startswith(_MAGIC[: len(header)]):
         raise TraceError(f"{path} is not a coldtrace trace")
     if len(header) < 100:
@@ -559,6 +563,15 @@ def _check_header(path: Path) -> None:
         )
     if status.st_size > MAX_FILE_BYTES:
         raise TraceError(f"{path} is too large: over {MAX_FILE_BYTES >> 20} MiB")
+
+
+def _start_of(path: Path) -> tuple[os.stat_result, bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # may be a pipe
+    try:
+        status = os.fstat(descriptor)
+        return status, os.read(descriptor, 100) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(descriptor)
 
 
 def _connect(path: Path, folder: Path) -> sqlite3.Connection:
@@ -587,9 +600,19 @@ def _check_database(path: Path, database: sqlite3.Connection) -> None:
     query = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid LIMIT 100"
     if [sql for (sql,) in database.execute(query)] != _SCHEMA:
         raise TraceError(f"{path} doesn't have the tables of a trace")
+    if _is_cut_short(database):
+        raise TraceError(f"{path} is cut short")
     (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         raise TraceError(f"{path} is damaged or cut short: {problem.splitlines()[-1]}")
+
+
+def _is_cut_short(database: sqlite3.Connection) -> bool:
+    """Whether the last page misses its end, which SQLite takes for zeros."""
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
+    _, _, path = database.execute("PRAGMA database_list").fetchone()
+    return os.stat(path).st_size < int(pages) * int(page_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,556 @@
+"""The trace file: what is written comes back, and nothing else does any harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import stat
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from probes.events import (
+    Event,
+    FileUsed,
+    FunctionSeen,
+    ModuleExecuted,
+    ProcessExecuted,
+    ProcessExited,
+    ProcessForked,
+    ProcessFound,
+    ProcessId,
+    SampleCause,
+    SocketAccepted,
+    SocketListening,
+    StackSampled,
+)
+from probes.source import SourceStats
+from tracer import trace as trace_module
+from tracer.errors import TraceError
+from tracer.owner import Owner
+from tracer.trace import (
+    Exec,
+    File,
+    Function,
+    Module,
+    Note,
+    Sample,
+    Socket,
+    SourceState,
+    Trace,
+    TraceWriter,
+)
+
+ROOT, CHILD = ProcessId(100, 5), ProcessId(101, 20)
+NOBODY = Owner(65534, 65534, "nobody", "/nonexistent", (65534,))
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking on another user needs root")
+
+EVENTS: list[Event] = [
+    ProcessFound(6, ROOT, ProcessId(1, 0), ("bash", "-l")),
+    ProcessExecuted(10, ROOT, "/bin/vllm", ("vllm", "serve", "\udcff"), False),
+    ProcessForked(20, ROOT, CHILD),
+    FunctionSeen(30, ROOT, 7, "/a.py", "<module>", 1),
+    FunctionSeen(31, ROOT, 8, "/a.py", "Größe.run", 12),
+    StackSampled(40, ROOT, 100, 1, SampleCause.WAIT, (8, 7), False),
+    StackSampled(41, ROOT, 102, 0, SampleCause.ON_CPU, (), True),
+    ModuleExecuted(35, 60, ROOT, 100, 0, 7),
+    FileUsed(50, None, CHILD, 101, "/m/\udcffx.safetensors", None, 3, 1 << 70),
+    SocketListening(70, ROOT, 100, 2, 8000),
+    SocketAccepted(80, ROOT, 100, 8000),
+    ProcessExited(90, CHILD, 9),
+]
+
+
+def write(path: Path, events: list[Event] | None = None) -> Path:
+    """A sound trace at `path`."""
+    writer = TraceWriter(path)
+    writer.set_meta("begin_ns", 10)
+    writer.set_meta("root", writer.process_id(ROOT))
+    for event in EVENTS if events is None else events:
+        writer.add(event)
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "start.coldtrace"
+
+
+def test_what_is_written_comes_back(path: Path) -> None:
+    write(path)
+    with Trace.open(path) as trace:
+        root, bash_parent, child = trace.processes.values()
+        assert (root.pid, root.start_ns, root.found) == (100, 5, True)
+        assert root.parent_id == bash_parent.id and child.parent_id == root.id
+        assert (child.end_ns, child.wait_status, child.found) == (90, 9, False)
+        assert root.execs == [
+            Exec(6, "bash", ("bash", "-l"), False),
+            Exec(10, "/bin/vllm", ("vllm", "serve", "\udcff"), False),
+        ]
+        module, method = 1, 2
+        assert trace.functions == {
+            module: Function("/a.py", "<module>", 1),
+            method: Function("/a.py", "Größe.run", 12),
+        }
+        waiting, idle = trace.samples(root.id)
+        assert waiting == Sample(40, 100, 1, SampleCause.WAIT, waiting.stack_id)
+        assert trace.stacks[waiting.stack_id].frames == (method, module)
+        assert trace.stacks[idle.stack_id].truncated and not trace.stacks[idle.stack_id].frames
+        assert trace.samples(child.id) == []
+        assert trace.modules() == [Module(root.id, 100, 0, 35, 60, module)]
+        (file,) = trace.files()
+        assert file == File(
+            child.id, 101, 50, None, "/m/\\udcffx.safetensors", None, 3, (1 << 63) - 1
+        )
+        assert trace.sockets() == [
+            Socket(root.id, 100, 70, "listen", 2, 8000),
+            Socket(root.id, 100, 80, "accept", None, 8000),
+        ]
+
+
+def test_meta_sources_counts_and_notes_come_back_as_last_set(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.set_meta("root", writer.process_id(ROOT))
+    writer.set_meta("begin_ns", 10)
+    writer.set_meta("seen_from_ns", 12)
+    writer.set_meta("outcome", "failed")
+    writer.set_meta("outcome", "ready")
+    writer.set_source("kernel", "open", "")
+    writer.set_source("kernel", "failed", "gone")
+    writer.set_counts("kernel", SourceStats({"sample": 1}, {}, {}))
+    writer.commit()
+    writer.set_counts("kernel", SourceStats({"sample": 5}, {"sample": 2}, {"walk": 7}))
+    writer.note(11, "a remark")
+    writer.close()
+    trace = Trace.open(path)
+    assert trace.meta["outcome"] == "ready" and trace.meta["seen_from_ns"] == 12
+    assert trace.sources == {"kernel": SourceState("failed", "gone")}
+    counts = trace.counts["kernel"]
+    assert (counts.seen["sample"], counts.lost["sample"], counts.costs_ns["walk"]) == (5, 2, 7)
+    assert trace.notes == [Note(11, "a remark")]
+
+
+def test_a_recorder_that_was_killed_leaves_an_interrupted_start(path: Path) -> None:
+    meta = Trace.open(write(path)).meta
+    assert (meta["outcome"], meta["seen_from_ns"], meta["end_ns"]) == ("interrupted", 10, 90)
+
+
+def test_a_key_told_again_changes_later_samples_only(path: Path) -> None:
+    def sample(ts_ns: int) -> Event:
+        return StackSampled(ts_ns, ROOT, 100, 0, SampleCause.ON_CPU, (7,), False)
+
+    write(
+        path,
+        [
+            sample(11),
+            FunctionSeen(12, ROOT, 7, "/a.py", "first", 1),
+            sample(13),
+            FunctionSeen(14, ROOT, 7, "/a.py", "second", 2),
+            sample(15),
+            FunctionSeen(16, CHILD, 7, "/b.py", "elsewhere", 3),
+            sample(17),
+        ],
+    )
+    trace = Trace.open(path)
+    stacks = [trace.stacks[sample.stack_id] for sample in trace.samples(1)]
+    names = [trace.functions[stack.frames[0]].name for stack in stacks]
+    assert names == ["<unknown>", "first", "second", "second"]
+
+
+# The file itself
+
+
+def test_only_the_owner_may_read_it(path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        write(path)
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@needs_root
+def test_it_is_the_owners_and_root_stays_root(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    os.chown(folder, NOBODY.uid, NOBODY.gid)
+    for parent in folder.parents:  # pytest's own folders are closed to others
+        if str(parent) not in ("/", "/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    writer = TraceWriter(folder / "t", NOBODY)
+    status = (folder / "t").stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o600)
+    writer.close()
+    probe = tmp_path / "root's"
+    probe.touch()
+    assert probe.stat().st_uid == 0
+
+
+@needs_root
+def test_root_writes_nowhere_that_the_owner_may_not(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(TraceError, match="Permission denied"):
+        TraceWriter(tmp_path / "t", NOBODY)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_planted_symlink_is_refused(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    path.symlink_to(target)
+    with pytest.raises(TraceError, match="exists and is left alone"):
+        TraceWriter(path)
+    assert not target.exists()
+
+
+def test_a_file_that_exists_is_left_alone(path: Path) -> None:
+    path.write_text("precious")
+    with pytest.raises(TraceError, match="exists and is left alone"):
+        TraceWriter(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file or directory"):
+        TraceWriter(tmp_path / "nowhere" / "t")
+
+
+def test_a_reader_delays_a_commit_and_loses_nothing(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.set_meta("root", writer.process_id(ROOT))
+    writer.set_meta("begin_ns", 10)
+    writer.commit()
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchone()
+    began_s = time.monotonic()
+    writer.note(1, "during")
+    writer.commit()
+    assert time.monotonic() - began_s < 1
+    assert reader.execute("SELECT count(*) FROM note").fetchone() == (0,)
+    reader.execute("COMMIT")
+    writer.note(2, "after")
+    writer.close()
+    assert [note.text for note in Trace.open(path).notes] == ["during", "after"]
+
+
+@pytest.mark.parametrize("limit_bytes", [60_000, 80_000, 300_000])
+def test_a_full_disk_is_told_and_leaves_a_readable_file(path: Path, limit_bytes: int) -> None:
+    writer = TraceWriter(path)
+    writer.set_meta("root", writer.process_id(ROOT))
+    writer.set_meta("begin_ns", 10)
+    writer.commit()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        with pytest.raises(TraceError, match=r"can't write .*start\.coldtrace: "):
+            for round_ in range(100):
+                for number in range(1000):
+                    key = round_ * 1000 + number
+                    writer.add(FunctionSeen(key, ROOT, key, "/a.py", f"function_{key}", 1))
+                    writer.add(StackSampled(key, ROOT, 1, 0, SampleCause.ON_CPU, (key,), False))
+                writer.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.add(EVENTS[5])
+    writer.note(99, "the disk was full")
+    writer.close()
+    trace = Trace.open(path)
+    assert len(trace.samples(1)) == len(trace.functions)
+    assert [note.text for note in trace.notes] == ["the disk was full"]
+
+
+def test_too_many_rows_end_the_recording(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "MAX_ROWS", 5)
+    writer = TraceWriter(path)
+    for ts_ns in range(6):
+        writer.note(ts_ns, "x")
+    with pytest.raises(TraceError, match="is full: it holds 5 rows of note"):
+        writer.commit()
+
+
+# A kill at any moment
+
+
+def record_until_killed(path: Path, ready: int) -> None:
+    """Write as fast as can be, so that a kill often lands in a commit."""
+    writer = TraceWriter(path)
+    writer.set_meta("root", writer.process_id(ROOT))
+    writer.set_meta("begin_ns", 10)
+    writer.commit()
+    os.write(ready, b"x")
+    commit_ns = time.monotonic_ns()
+    for key in range(100_000_000):
+        ts_ns = time.monotonic_ns()
+        writer.add(FunctionSeen(ts_ns, ROOT, key, "/a.py", f"f{key}", 1))
+        writer.add(StackSampled(ts_ns, ROOT, 1, 0, SampleCause.ON_CPU, (key,), False))
+        if ts_ns - commit_ns > 20_000_000:
+            writer.commit()
+            commit_ns = time.monotonic_ns()
+
+
+def kill_a_recorder(path: Path, after_s: float) -> int:
+    """Return the CLOCK_MONOTONIC moment of the kill."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            record_until_killed(path, told)
+        finally:
+            os._exit(1)
+    os.read(ready, 1)
+    time.sleep(after_s)
+    killed_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(told)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return killed_ns
+
+
+def test_a_kill_at_any_moment_loses_a_second_at_most(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    for number in range(25):
+        path = tmp_path / f"{number}.coldtrace"
+        after_s = chance.uniform(0.05, 0.25)
+        killed_ns = kill_a_recorder(path, after_s)
+        before = path.read_bytes()
+        trace = Trace.open(path)
+        assert path.read_bytes() == before
+        assert trace.meta["outcome"] == "interrupted"
+        samples = trace.samples(1)
+        assert samples or after_s < 1
+        last_ns = samples[-1].ts_ns if samples else killed_ns - int(after_s * 1e9)
+        assert killed_ns - last_ns < 1_000_000_000
+
+
+def interrupted_commit(path: Path) -> Path:
+    """A trace as a kill in the middle of a commit leaves it; return its journal."""
+    write(path)
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA cache_size = 1")
+    writer.execute("BEGIN")
+    for number in range(3000):  # too much for the cache: it spills into the file
+        writer.execute("INSERT INTO note VALUES (?, ?)", (number, "half-done " * 10))
+    journal = path.with_name(path.name + "-journal")
+    halves = path.read_bytes(), journal.read_bytes()
+    writer.execute("ROLLBACK")
+    writer.close()
+    path.write_bytes(halves[0])
+    journal.write_bytes(halves[1])
+    return journal
+
+
+def test_a_half_done_commit_is_undone_in_a_copy(path: Path) -> None:
+    journal = interrupted_commit(path)
+    before = path.read_bytes(), journal.read_bytes()
+    trace = Trace.open(path)
+    assert trace.notes == [] and len(trace.sockets()) == 2
+    assert (path.read_bytes(), journal.read_bytes()) == before
+
+
+def test_a_journal_that_names_another_file_is_refused(path: Path, tmp_path: Path) -> None:
+    journal = interrupted_commit(path)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    name = os.fsencode(victim)
+    tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+    lock_page = struct.pack(">I", (1 << 30) // 4096 + 1)
+    journal.write_bytes(journal.read_bytes() + lock_page + name + tail)
+    with pytest.raises(TraceError, match="a journal that no coldtrace wrote"):
+        Trace.open(path)
+    assert victim.read_text() == "precious"
+
+
+# Files that aren't sound
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(TraceError) as caught:
+        Trace.open(path)
+    message = caught.value.message
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+def test_a_missing_file(path: Path) -> None:
+    assert refused(path) == f"{path}: no such file"
+
+
+def test_an_empty_file(path: Path) -> None:
+    path.touch()
+    assert "is empty" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"#!/bin/sh\n", b"\0" * 5000, random.Random(3).randbytes(9999)]
+)
+def test_a_file_that_is_no_trace(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert "is not a coldtrace trace" in refused(path)
+
+
+def test_another_sqlite_database(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE process(id)")
+    assert "another SQLite database" in refused(path)
+
+
+def test_a_folder_and_a_pipe(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(path)
+    assert "is not a file" in refused(path)
+    assert "is not a file" in refused(tmp_path)
+
+
+def test_a_newer_schema(path: Path) -> None:
+    tamper(write(path), "PRAGMA user_version = 2")
+    assert "has schema 2, written by a newer coldtrace; this one reads up to 1" in refused(path)
+
+
+def test_a_huge_file(path: Path) -> None:
+    os.truncate(write(path), trace_module.MAX_FILE_BYTES + 1)
+    assert "is too large" in refused(path)
+
+
+def test_a_recorder_stopped_before_the_start(path: Path) -> None:
+    TraceWriter(path).close()
+    assert "holds no start" in refused(path)
+
+
+def test_a_trace_cut_short_anywhere(path: Path) -> None:
+    whole = write(path).read_bytes()
+    for length in [*range(1, 120), *range(120, len(whole), 997), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        assert "cut short" in refused(path), length
+
+
+def test_damage_anywhere_is_refused_or_harmless(path: Path) -> None:
+    """A changed byte may well make another sound trace; it never makes a traceback."""
+    whole = write(path).read_bytes()
+    chance = random.Random(11)
+    refusals = 0
+    for _ in range(600):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice([1, 3, 30])):
+            damaged[chance.randrange(100, len(whole))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            Trace.open(path)
+        except TraceError:
+            refusals += 1
+    assert refusals > 50
+
+
+def tamper(path: Path, *statements: str) -> None:
+    database = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        database.execute(statement)
+    database.close()
+
+
+LOOP = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i, i FROM n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("UPDATE process SET parent_id = 77 WHERE id = 1", "process.parent_id"),
+        ("UPDATE process SET parent_id = id", "its own ancestor"),
+        ("UPDATE process SET pid = -1", "process.pid"),
+        ("UPDATE process SET start_ns = -5", "process.start_ns"),
+        ("UPDATE process SET wait_status = 1 << 40", "process.wait_status"),
+        ("UPDATE process SET found = 2", "process.found"),
+        ("UPDATE exec SET argv = '[1]'", "exec.argv"),
+        ("UPDATE exec SET argv = printf('%.100000c', '[')", "not JSON"),
+        ("UPDATE exec SET process_id = 77", "exec.process_id"),
+        ("UPDATE exec SET filename = printf('%.5000000c', 'a')", "too big"),
+        ("UPDATE function SET id = 1 << 40 WHERE id = 1", "function.id"),
+        ("DELETE FROM function", "stack.frames"),
+        ("UPDATE stack SET frames = x'010203'", "stack.frames"),
+        ("UPDATE stack SET frames = zeroblob(4 * 5000)", "stack.frames"),
+        ("UPDATE sample SET stack_id = 77", "sample.stack_id"),
+        ("UPDATE sample SET cause = 4", "sample.cause"),
+        ("UPDATE sample SET process_id = 77", "sample.process_id"),
+        ("UPDATE module SET function_id = 77", "module.function_id"),
+        ("UPDATE module SET end_ns = -1", "module.end_ns"),
+        ("UPDATE file SET read_bytes = -1", "file.read_bytes"),
+        ("UPDATE socket SET port = 65536", "socket.port"),
+        ("UPDATE socket SET kind = 'bind'", "socket.kind"),
+        ("INSERT INTO source VALUES ('kernel', 'weird', '')", "source.state"),
+        ("INSERT INTO count VALUES ('kernel', 'sample', -1, 0, 0)", "count.seen"),
+        ("INSERT INTO meta VALUES ('outcome', '\"fine\"')", "meta outcome"),
+        ("INSERT INTO meta VALUES ('outcome', '[]')", "meta outcome"),
+        ("INSERT INTO meta VALUES ('outcome', 'NaN')", "meta outcome"),
+        ("INSERT INTO meta VALUES ('end_ns', '1.5')", "meta end_ns"),
+        ("INSERT INTO meta VALUES ('command', '\"vllm\"')", "meta command"),
+        ("INSERT INTO meta VALUES ('versions', '{\"vllm\": []}')", "meta versions"),
+        ("INSERT INTO meta VALUES ('host', '{')", "not JSON"),
+        ("UPDATE meta SET value = '77' WHERE key = 'root'", "meta root"),
+        ("DELETE FROM meta WHERE key = 'begin_ns'", "holds no start"),
+        ("DROP TABLE note", "doesn't have the tables"),
+        ("ALTER TABLE note ADD COLUMN more TEXT", "doesn't have the tables"),
+        ("CREATE TRIGGER t AFTER INSERT ON note BEGIN SELECT 1; END", "doesn't have the tables"),
+    ],
+)
+def test_a_wrong_value_is_named(path: Path, statement: str, complaint: str) -> None:
+    tamper(write(path), statement)
+    assert complaint in refused(path)
+
+
+def test_a_view_in_place_of_a_table_is_not_run(path: Path) -> None:
+    tamper(write(path), "DROP TABLE note", f"CREATE VIEW note AS {LOOP}")
+    assert "doesn't have the tables" in refused(path)
+
+
+def test_text_that_is_not_unicode_is_refused(path: Path) -> None:
+    tamper(write(path), "UPDATE function SET name = CAST(x'ff' AS TEXT)")
+    assert "damaged" in refused(path)
+
+
+# Size and speed
+
+
+def long_start() -> list[Event]:
+    """What a start of 60 s brings: 20,000 samples, 40,000 module bodies."""
+    processes = [ProcessId(100 + number, 5 + number) for number in range(4)]
+    chance = random.Random(5)
+    events: list[Event] = []
+    for key in range(40_000):
+        process = processes[key % 4]
+        name = f"/usr/lib/python3/site-packages/package/sub/module_{key % 10_000}.py"
+        events.append(FunctionSeen(key, process, key, name, f"Class.method_{key % 10_000}", key))
+        events.append(ModuleExecuted(key, key + 5, process, 100, 3, key))
+    for number in range(20_000):
+        keys = tuple(chance.randrange(10_000) * 4 + number % 4 for _ in range(40))
+        cause = SampleCause.ON_CPU
+        events.append(StackSampled(number, processes[number % 4], 1, 1, cause, keys, False))
+    return events
+
+
+def cpu_s(action: Callable[[], object]) -> float:
+    began_s = time.process_time()
+    action()
+    return time.process_time() - began_s
+
+
+def test_a_long_start_is_small_and_quick(path: Path) -> None:
+    events = long_start()
+    assert cpu_s(lambda: write(path, [ProcessForked(9, ROOT, CHILD), *events])) < 0.05 * 60
+    assert path.stat().st_size < 30_000_000
+    assert cpu_s(lambda: Trace.open(path)) < 1
+
+
+def test_meta_is_json(path: Path) -> None:
+    write(path)
+    with sqlite3.connect(path) as database:
+        for (value,) in database.execute("SELECT value FROM meta"):
+            json.loads(value)
