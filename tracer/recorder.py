@@ -11,6 +11,7 @@
     recording.outcome            # "ready", "failed" or "interrupted"
     recording.problem            # None, or one line: why the recording ended early
 
+For a start under way, `join=partial(target.join, root)` takes along what runs already.
 Leaving the block without `run` closes the sources and removes the file.
 """
 
@@ -22,11 +23,12 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
-from probes.events import Event, ProcessExited, ProcessId
+from probes.events import Event, ProcessExited, ProcessFound, ProcessId
 from probes.source import Source, SourceUnavailable
 from tracer.errors import ColdtraceError
 from tracer.session import Session
@@ -40,11 +42,24 @@ Observer = Callable[[Sequence[Event]], None]
 """Given the events of every pass of the loop, none in a quiet one, once the session
 knows them."""
 
+Follow = Callable[[ProcessId], None]
+Join = Callable[[Follow], Iterable[ProcessFound]]
+"""Calls its argument with each process that runs already, and returns them all."""
+
 COMMIT_S = 0.5
 WAIT_S = 0.05
 """How long a quiet pass waits."""
+BATCH_EVENTS = 4096
 MIN_PASS_S = 0.005
 """A pass for each event would cost more than the event: a busy one takes many along."""
+
+
+@runtime_checkable
+class _Noting(Protocol):
+    """A source that has remarks of its own."""
+
+    def take_notes(self) -> Iterable[tuple[int, str]]:
+        """The remarks since the last call, as (CLOCK_MONOTONIC ns, one line)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,7 @@ class Recorder:
         session: Session,
         *,
         until: Until = "ready",
+        join: Join | None = None,
         meta: Mapping[str, object] | None = None,
         required: Collection[str] = (),
         observers: Iterable[Observer] = (),
@@ -82,6 +98,7 @@ class Recorder:
         self._writer = writer
         self._session = session
         self._until = until
+        self._join = join
         self._meta = dict(meta or {})
         self._required = required
         self._observers = list(observers)
@@ -145,17 +162,20 @@ class Recorder:
         root = self._session.root
         with suppress(OSError):  # gone already: its exit will be told by a source
             self._root_fd = os.pidfd_open(root.pid)
-        problems = [problem for source in self._offered if (problem := self._begin(source, root))]
+        problems = [problem for source in self._offered if (problem := self._begin(source))]
         if not self._sources:
             raise ColdtraceError(f"nothing can observe here: {'; '.join(problems)}")
+        if self._join is None:
+            self._follow(root)
+        else:
+            self._join_running(self._join)
         self._describe()
         self._writer.commit()
 
-    def _begin(self, source: Source, root: ProcessId) -> str | None:
+    def _begin(self, source: Source) -> str | None:
         """Open `source`; return why that can't be, None where it can."""
         try:
             source.open()
-            source.follow(root)
         except Exception as error:
             problem = f"{source.name}: {_describe_error(error)}"
             if source.name in self._required:
@@ -168,6 +188,33 @@ class Recorder:
         self._sources.append(source)
         self._writer.set_source(source.name, "open", "")
         return None
+
+    def _follow(self, process: ProcessId) -> None:
+        for source in list(self._sources):
+            try:
+                source.follow(process)
+            except Exception as error:
+                self._drop(source, error)
+
+    def _join_running(self, join: Join) -> None:
+        """Follow what runs already. A child made meanwhile is known from its fork, by
+        its exact start, before a scan of /proc shows it: it keeps that name."""
+        joined: dict[int, ProcessId] = {}
+
+        def follow(process: ProcessId) -> None:
+            self._take(self._poll(0))
+            if process.pid == self._session.root.pid:
+                process = self._session.root
+            elif any(state.process.pid == process.pid for state in self._session.living()):
+                return
+            joined[process.pid] = process
+            self._follow(process)
+
+        for found in join(follow):
+            if found.process.pid in joined:
+                parent = joined.get(found.parent.pid) if found.parent else None
+                process = joined[found.process.pid]
+                self._take([replace(found, process=process, parent=parent)])
 
     def _describe(self) -> None:
         session, writer, system = self._session, self._writer, os.uname()
@@ -259,7 +306,7 @@ class Recorder:
 
     def _commit(self) -> None:
         try:
-            for source in self._sources:
+            for source in list(self._sources):
                 self._count(source)
             self._writer.commit()
         except ColdtraceError as error:
@@ -268,6 +315,9 @@ class Recorder:
     def _count(self, source: Source) -> None:
         try:
             self._writer.set_counts(source.name, source.stats())
+            for ts_ns, text in source.take_notes() if isinstance(source, _Noting) else ():
+                self._writer.note(ts_ns, text)
+                self._say(text)
         except Exception as error:
             self._drop(source, error)
 
@@ -307,7 +357,10 @@ class Recorder:
 
     def _take_leave(self, source: Source) -> None:
         try:
-            self._take([*source.poll(0), *source.close()])
+            self._take(list(source.poll(0)))
+            rest = iter(source.close())
+            while batch := list(islice(rest, BATCH_EVENTS)):
+                self._take(batch)
         except Exception as error:
             self._drop(source, error)
             return

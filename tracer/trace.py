@@ -496,12 +496,6 @@ class Trace:
         with _database(Path(path)) as database:
             return _Reader(Path(path), database).trace()
 
-    def __enter__(self) -> Trace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is held open."""
-
     def samples(self, process_id: int) -> list[Sample]:
         """The samples of one process, by time."""
         return self._samples.get(process_id, [])

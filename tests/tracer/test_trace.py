@@ -86,34 +86,32 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_written_comes_back(path: Path) -> None:
     write(path)
-    with Trace.open(path) as trace:
-        root, bash_parent, child = trace.processes.values()
-        assert (root.pid, root.start_ns, root.found) == (100, 5, True)
-        assert root.parent_id == bash_parent.id and child.parent_id == root.id
-        assert (child.end_ns, child.wait_status, child.found) == (90, 9, False)
-        assert root.execs == [
-            Exec(6, "bash", ("bash", "-l"), False),
-            Exec(10, "/bin/vllm", ("vllm", "serve", "\udcff"), False),
-        ]
-        module, method = 1, 2
-        assert trace.functions == {
-            module: Function("/a.py", "<module>", 1),
-            method: Function("/a.py", "Größe.run", 12),
-        }
-        waiting, idle = trace.samples(root.id)
-        assert waiting == Sample(40, 100, 1, SampleCause.WAIT, waiting.stack_id)
-        assert trace.stacks[waiting.stack_id].frames == (method, module)
-        assert trace.stacks[idle.stack_id].truncated and not trace.stacks[idle.stack_id].frames
-        assert trace.samples(child.id) == []
-        assert trace.modules() == [Module(root.id, 100, 0, 35, 60, module)]
-        (file,) = trace.files()
-        assert file == File(
-            child.id, 101, 50, None, "/m/\\udcffx.safetensors", None, 3, (1 << 63) - 1
-        )
-        assert trace.sockets() == [
-            Socket(root.id, 100, 70, "listen", 2, 8000),
-            Socket(root.id, 100, 80, "accept", None, 8000),
-        ]
+    trace = Trace.open(path)
+    root, bash_parent, child = trace.processes.values()
+    assert (root.pid, root.start_ns, root.found) == (100, 5, True)
+    assert root.parent_id == bash_parent.id and child.parent_id == root.id
+    assert (child.end_ns, child.wait_status, child.found) == (90, 9, False)
+    assert root.execs == [
+        Exec(6, "bash", ("bash", "-l"), False),
+        Exec(10, "/bin/vllm", ("vllm", "serve", "\udcff"), False),
+    ]
+    module, method = 1, 2
+    assert trace.functions == {
+        module: Function("/a.py", "<module>", 1),
+        method: Function("/a.py", "Größe.run", 12),
+    }
+    waiting, idle = trace.samples(root.id)
+    assert waiting == Sample(40, 100, 1, SampleCause.WAIT, waiting.stack_id)
+    assert trace.stacks[waiting.stack_id].frames == (method, module)
+    assert trace.stacks[idle.stack_id].truncated and not trace.stacks[idle.stack_id].frames
+    assert trace.samples(child.id) == []
+    assert trace.modules() == [Module(root.id, 100, 0, 35, 60, module)]
+    (file,) = trace.files()
+    assert file == File(child.id, 101, 50, None, "/m/\\udcffx.safetensors", None, 3, (1 << 63) - 1)
+    assert trace.sockets() == [
+        Socket(root.id, 100, 70, "listen", 2, 8000),
+        Socket(root.id, 100, 80, "accept", None, 8000),
+    ]
 
 
 def test_meta_sources_counts_and_notes_come_back_as_last_set(path: Path) -> None:
