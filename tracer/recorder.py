@@ -107,6 +107,7 @@ class Recorder:
         self._problem: str | None = None
         self._finished = False
         self._root_fd: int | None = None
+        self._seen_from_ns: int | None = None
 
     def __enter__(self) -> Recorder:
         try:
@@ -225,8 +226,8 @@ class Recorder:
         for key, value in self._meta.items():
             writer.set_meta(key, value)
         if session.joined:
-            writer.set_meta("begin_ns", session.begin_ns)
-            writer.set_meta("seen_from_ns", time.monotonic_ns())
+            self._seen_from_ns = time.monotonic_ns()
+            self._tell_moments()
 
     def _abandon(self) -> None:
         for source in self._sources:
@@ -268,21 +269,26 @@ class Recorder:
 
     def _take(self, events: Sequence[Event]) -> None:
         tell, add, session = self._session.take, self._writer.add, self._session
-        began, ready = session.begin_ns, session.ready_ns
+        moments = session.begin_ns, session.ready_ns
         for event in events:
             tell(event)
             add(event)
-        if began != session.begin_ns:
-            self._writer.set_meta("begin_ns", session.begin_ns)
-            self._writer.set_meta("seen_from_ns", session.begin_ns)
-        if ready != session.ready_ns:
-            self._writer.set_meta("ready_ns", session.ready_ns)
+        if moments != (session.begin_ns, session.ready_ns):
+            self._tell_moments()
         for observe in list(self._observers):
             try:
                 observe(events)
             except Exception as error:
                 self._observers.remove(observe)
                 self.note(f"no more progress is shown: {_describe_error(error)}")
+
+    def _tell_moments(self) -> None:
+        session, writer = self._session, self._writer
+        if session.begin_ns is not None:
+            writer.set_meta("begin_ns", session.begin_ns)
+            writer.set_meta("seen_from_ns", self._seen_from_ns or session.begin_ns)
+        if session.ready_ns is not None:
+            writer.set_meta("ready_ns", session.ready_ns)
 
     def _is_over(self, elapsed_s: float) -> bool:
         if self._asked_to_stop():
@@ -343,6 +349,7 @@ class Recorder:
             self._take_leave(source)
         self._close_root_fd()
         writer, session = self._writer, self._session
+        self._tell_moments()  # again, as a failed commit may have lost them
         writer.set_meta("end_ns", end_ns)
         writer.set_meta("outcome", session.outcome)
         writer.set_meta("wait_status", session.root_state.wait_status)

@@ -131,7 +131,6 @@ class Session:
         state = self._state(event.process)
         state.filename, state.argv = event.filename, event.argv
         state.is_python = None
-        state.functions.clear()  # its keys were addresses in a program that is gone
         state.edges.clear()
         if self.begin_ns is None and event.process == self.root:
             self.begin_ns = event.ts_ns
