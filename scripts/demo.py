@@ -75,13 +75,14 @@ def complete(port: int, prompt: str) -> str:
         return str(json.load(answer)["choices"][0]["text"])
 
 
-def stop_server(port: int) -> None:
-    """Interrupt the process that listens on `port`, as its user's Ctrl-C would."""
-    for connection in psutil.net_connections("tcp"):
-        listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        if listens and connection.pid:
-            os.kill(connection.pid, signal.SIGINT)
-            return
+def stop(start: subprocess.Popen[bytes]) -> None:
+    """Interrupt the server as its user's Ctrl-C would, and wait until all has ended."""
+    for process in psutil.Process(start.pid).children(recursive=True):
+        command = process.cmdline()
+        if VLLM in command and COLDTRACE not in command:
+            process.send_signal(signal.SIGINT)
+            break
+    start.wait(timeout=60)
 
 
 def main() -> None:
@@ -92,13 +93,15 @@ def main() -> None:
         wait_until_ready(start, port)
         answer = complete(port, "def main():")
         print(f"One completion from it (random weights make no sense): {answer!r}", flush=True)
-        stop_server(port)
-        start.wait(timeout=60)
     except KeyboardInterrupt:
-        start.wait()
-        sys.exit(130)
-    print(f"The trace is {TRACE}. To read it again, without root:")
-    print(f"  {COLDTRACE} analyze {TRACE}")
+        sys.exit("coldtrace: interrupted")
+    finally:
+        if start.poll() is None:
+            stop(start)
+    print(f"The trace is {TRACE}. Read again, without root:")
+    read_again = [COLDTRACE, "analyze", str(TRACE)]
+    print("$", " ".join(read_again), flush=True)
+    sys.exit(subprocess.run(read_again, check=False).returncode)
 
 
 if __name__ == "__main__":

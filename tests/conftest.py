@@ -48,7 +48,7 @@ def pytest_runtest_makereport(
     report = yield
     if REAL == "1" and report.skipped and is_real(item) and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"COLDTRACE_TEST_REAL=1, yet it was skipped: {report.longrepr}"
+        report.longrepr = f"COLDTRACE_TEST_REAL=1, yet skipped: {report.longrepr[2]}"
     return report
 
 
