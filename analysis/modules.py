@@ -1,0 +1,140 @@
+"""Which module bodies ran, inside which, for how long: the import tree of each process.
+
+Every time is exact: a body's entry and return were seen, not sampled. A body's
+own time is its total less the totals of the bodies that ran inside it, so the
+own times of a tree add up to the totals of its outermost bodies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from os.path import basename
+
+from tracer.trace import Function, Module, Process
+
+_LIBRARY_ROOT = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/(?:lib-dynload/)?")
+STANDARD_LIBRARY = "(standard library)"
+
+
+@dataclass(slots=True)
+class ModuleNode:
+    """One module's body: where it ran, and the bodies that it imported."""
+
+    name: str
+    package: str
+    file: str
+    tid: int
+    start_ns: int
+    end_ns: int
+    children: list[ModuleNode] = field(default_factory=list)
+
+    @property
+    def total_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def self_ns(self) -> int:
+        return self.total_ns - sum(child.total_ns for child in self.children)
+
+    def walk(self) -> Iterator[ModuleNode]:
+        """This node and all beneath it."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children)
+
+
+def is_module_body(function: Function) -> bool:
+    """Whether the function is the body of an importable file.
+
+    `exec` and `eval` of a string enter through the same door, as `<string>`;
+    the interpreter's own frozen modules are real ones.
+    """
+    if function.name != "<module>":
+        return False
+    return not function.file.startswith("<") or function.file.startswith("<frozen ")
+
+
+def module_name(file: str) -> str:
+    """The dotted name that a file is most likely imported by."""
+    if file.startswith("<frozen "):
+        return file[len("<frozen ") :].rstrip(">")
+    path = _LIBRARY_ROOT.sub("", file, count=1) if _LIBRARY_ROOT.match(file) else file
+    path = path.removesuffix(".py").removesuffix("/__init__")
+    if path.startswith("/"):
+        return path.rsplit("/", 1)[-1]
+    return path.replace("/", ".")
+
+
+def package_name(file: str) -> str:
+    """The top package of a file, or STANDARD_LIBRARY."""
+    if file.startswith("<frozen "):
+        return STANDARD_LIBRARY
+    match = _LIBRARY_ROOT.match(file)
+    if match and "-packages/" not in match[0]:
+        return STANDARD_LIBRARY
+    return module_name(file).split(".", 1)[0]
+
+
+def imports_of(
+    process: Process, modules: Iterable[Module], functions: Mapping[int, Function], end_ns: int
+) -> list[ModuleNode]:
+    """The outermost imports of a process, by time, each with those that it made.
+
+    `modules` are its own; a body that never returned lasts until `end_ns`. The
+    program itself and evaluated strings enter as module bodies do, but aren't
+    imports: what they imported stands in their place.
+    """
+    roots: list[ModuleNode] = []
+    under_way: dict[int, list[ModuleNode]] = {}
+    for module in sorted(modules, key=lambda module: (module.ts_ns, module.depth)):
+        function = functions[module.function_id]
+        if not is_module_body(function) or _is_program(function, process):
+            continue
+        nested = under_way.setdefault(module.tid, [])
+        while nested and nested[-1].end_ns <= module.ts_ns:
+            nested.pop()
+        limit_ns = nested[-1].end_ns if nested else end_ns
+        node = _node(function, module, limit_ns)
+        if node.total_ns <= 0:
+            continue
+        (nested[-1].children if nested else roots).append(node)
+        nested.append(node)
+    return roots
+
+
+def _node(function: Function, module: Module, limit_ns: int) -> ModuleNode:
+    file = function.file
+    end_ns = limit_ns if module.end_ns is None else min(module.end_ns, limit_ns)
+    return ModuleNode(
+        module_name(file), package_name(file), file, module.tid, module.ts_ns, end_ns
+    )
+
+
+def _is_program(function: Function, process: Process) -> bool:
+    """Whether a body is a script (the process's own, or run again by a child of it)."""
+    if function.file.startswith("<frozen "):
+        return False
+    if not function.file.endswith(".py"):
+        return True
+    if function.file.endswith("/__init__.py"):
+        return False
+    name = module_name(function.file)
+    return any(
+        name in (argument, f"{argument}.__main__")
+        or (argument.endswith(".py") and basename(argument) == basename(function.file))
+        for execution in process.execs
+        for argument in execution.argv[1:]
+    )
+
+
+def time_by_package(roots: Iterable[ModuleNode]) -> dict[str, int]:
+    """Own time in ns of each top package, the largest first."""
+    totals: dict[str, int] = {}
+    for root in roots:
+        for node in root.walk():
+            totals[node.package] = totals.get(node.package, 0) + node.self_ns
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

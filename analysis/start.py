@@ -1,0 +1,270 @@
+"""One recorded start, taken apart: the way from a trace to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from analysis.modules import ModuleNode, imports_of
+from analysis.result import (
+    Failure,
+    Overhead,
+    ProcessLife,
+    Result,
+    Segment,
+    SourceState,
+    StepTime,
+    SubstepTime,
+)
+from analysis.roles import assign_roles, program
+from analysis.signature import Absence, Signatures
+from analysis.stacks import Stacks
+from analysis.steps import Member, Partition, Threads
+from tracer.trace import Module, Process, Sample, Trace
+
+DEFAULT_HZ = 99
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trace and all that is derived from it, each worked out when first asked for."""
+
+    trace: Trace
+    signatures: Signatures = field(repr=False)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Start:
+        """Read the trace in `path`; raise TraceError where it can't be read."""
+        return cls(Trace.open(path), Signatures.load())
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """What the stacks tell."""
+        return Stacks(self.trace, self.signatures)
+
+    @cached_property
+    def roles(self) -> dict[int, str]:
+        """The role of each process, by process id."""
+        return assign_roles(self.trace, self.signatures, self.stacks)
+
+    @cached_property
+    def begin_ns(self) -> int:
+        """The exec of the command, or the start of the process that was joined."""
+        return int(self.trace.meta["begin_ns"])
+
+    @cached_property
+    def end_ns(self) -> int:
+        """Readiness; where it never came, the root's end or that of the recording."""
+        meta = self.trace.meta
+        root_end = self.trace.processes[meta["root"]].end_ns
+        end_ns: int = meta["end_ns"]
+        if meta["outcome"] == "ready" and "ready_ns" in meta:
+            end_ns = meta["ready_ns"]
+        elif meta["outcome"] == "failed" and root_end is not None:
+            end_ns = root_end
+        return max(end_ns, self.begin_ns)
+
+    @cached_property
+    def imports(self) -> dict[int, list[ModuleNode]]:
+        """The outermost imports of each process that had any, by process id."""
+        by_process: dict[int, list[Module]] = {}
+        for module in self.trace.modules():
+            by_process.setdefault(module.process_id, []).append(module)
+        return {
+            process_id: imports_of(
+                self.trace.processes[process_id], modules, self.trace.functions, self.end_ns
+            )
+            for process_id, modules in by_process.items()
+        }
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The critical path from begin to end, without gap or overlap."""
+        members = {process.id: self._member(process) for process in self.trace.processes.values()}
+        threads = Threads(self.stacks, self.end_ns, self._period_ns, self.signatures.imports)
+        meta = self.trace.meta
+        return Partition(members, threads).segments(
+            meta["root"],
+            self.begin_ns,
+            meta["seen_from_ns"],
+            self.end_ns,
+            self.signatures.ready.role,
+        )
+
+    @cached_property
+    def result(self) -> Result:
+        """What the start came to."""
+        meta = self.trace.meta
+        unnamed = [segment for segment in self.segments if segment.substep is None]
+        return Result(
+            outcome=meta["outcome"],
+            engine=self._engine,
+            command=tuple(meta.get("command", ())),
+            start_ns=self.begin_ns,
+            end_ns=self.end_ns,
+            steps=self._steps(),
+            unattributed_ns=sum(s.duration_ns for s in unnamed if not s.missed),
+            missed_ns=sum(s.duration_ns for s in unnamed if s.missed),
+            segments=tuple(self.segments),
+            processes=tuple(self._lives()),
+            lost=self._lost(),
+            overhead=self._overhead(),
+            failure=self._failure() if meta["outcome"] == "failed" else None,
+            versions=self._versions(),
+            sources=self._sources(),
+            notes=tuple(self._notes()),
+        )
+
+    @property
+    def _period_ns(self) -> int:
+        hz = self.trace.meta.get("options", {}).get("hz", DEFAULT_HZ)
+        return round(1e9 / hz) if isinstance(hz, (int, float)) and hz > 0 else 0
+
+    def _member(self, process: Process) -> Member:
+        role = self.roles[process.id]
+        known = self.signatures.roles.get(role)
+        samples, imports = self.trace.samples(process.id), self.imports.get(process.id, [])
+        return Member(
+            process,
+            role,
+            [each for each in samples if each.tid == process.pid and self._is_python(each)],
+            [body for body in imports if body.tid == process.pid],
+            known.before_python if known else None,
+            known.substep if known else None,
+        )
+
+    def _is_python(self, sample: Sample) -> bool:
+        return self.stacks.is_python(sample.stack_id)
+
+    @property
+    def _engine(self) -> str | None:
+        """The engine's name; None where nothing of it was seen."""
+        engine = self.signatures.engine
+        commands = (each for process in self.trace.processes.values() for each in process.execs)
+        if any(self.signatures.is_command(each.argv) for each in commands):
+            return engine
+        return engine if self.stacks.ran_in(f"/{engine}/") else None
+
+    def _steps(self) -> tuple[StepTime, ...]:
+        times: dict[str, int] = {}
+        for segment in self.segments:
+            if segment.substep is not None:
+                times[segment.substep] = times.get(segment.substep, 0) + segment.duration_ns
+        steps = []
+        for step in self.signatures.steps:
+            substeps = tuple(
+                SubstepTime(sub.id, sub.title, times.get(sub.id, 0)) for sub in step.substeps
+            )
+            happened = any(substep.duration_ns for substep in substeps)
+            why_not = None if happened else self._why_not(step.id)
+            steps.append(StepTime(step.id, step.title, substeps, why_not))
+        return tuple(steps)
+
+    def _why_not(self, step_or_substep: str) -> str:
+        """Why a step or sub-step took no time; sure reasons first."""
+        if self.trace.meta["seen_from_ns"] > self.begin_ns:
+            return "not seen; it may have been over before the tracer came"
+        if self.trace.meta["outcome"] != "ready":
+            return "the start ended before it"
+        for absence in self.signatures.absences:
+            if absence.of == step_or_substep and self._explains(absence):
+                return absence.why
+        return "none of its functions was seen"
+
+    def _explains(self, absence: Absence) -> bool:
+        if not absence.arguments and not absence.ran_in:
+            return True
+        given = not self._arguments.isdisjoint(absence.arguments)
+        return given or any(map(self.stacks.ran_in, absence.ran_in))
+
+    @cached_property
+    def _arguments(self) -> frozenset[str]:
+        """The options that the server was given, without their values."""
+        root = self.trace.processes[self.trace.meta["root"]]
+        given = {*self.trace.meta.get("command", ())}
+        given.update(argument for execution in root.execs for argument in execution.argv)
+        return frozenset(argument.partition("=")[0] for argument in given)
+
+    def _lives(self) -> Iterator[ProcessLife]:
+        processes = self.trace.processes
+        for process in sorted(processes.values(), key=lambda each: (each.start_ns, each.id)):
+            parent = None if process.parent_id is None else processes[process.parent_id].pid
+            yield ProcessLife(
+                process.id,
+                process.pid,
+                parent,
+                self.roles[process.id],
+                program(process),
+                process.start_ns,
+                process.end_ns,
+                process.wait_status,
+            )
+
+    def _lost(self) -> dict[str, int]:
+        lost: dict[str, int] = {}
+        for stats in self.trace.counts.values():
+            for kind, count in stats.lost.items():
+                lost[kind] = lost.get(kind, 0) + count
+        return lost
+
+    def _overhead(self) -> Overhead:
+        recorder = self.trace.meta.get("recorder", {})
+        cost_ns = sum(sum(stats.costs_ns.values()) for stats in self.trace.counts.values())
+        return Overhead(recorder.get("cpu_s"), recorder.get("peak_rss_bytes"), cost_ns)
+
+    def _versions(self) -> dict[str, str]:
+        versions = dict(self.trace.meta.get("versions", {}))
+        engine = self.trace.meta.get("engine", {})
+        if "name" in engine and "version" in engine:
+            versions.setdefault(engine["name"], engine["version"])
+        return versions
+
+    def _sources(self) -> tuple[SourceState, ...]:
+        return tuple(
+            SourceState(name, source.state, source.reason)
+            for name, source in self.trace.sources.items()
+        )
+
+    def _notes(self) -> Iterator[str]:
+        yield from (note.text for note in self.trace.notes)
+        if self._engine is None:
+            yield (
+                f"nothing of {self.signatures.engine} was seen:"
+                " ready means the first TCP port that the command listened on"
+            )
+
+    def _failure(self) -> Failure:
+        """By the process whose death, not asked for, came first: others died of it."""
+        root = self.trace.processes[self.trace.meta["root"]]
+        dead = [
+            process
+            for process in self.trace.processes.values()
+            if process.wait_status and process.end_ns and self._is_part(process)
+        ]
+        first = min(dead, key=lambda process: process.end_ns or 0, default=root)
+        segment = self._last_named(first)
+        substep = segment.substep if segment else None
+        return Failure(
+            step=self.signatures.step_of(substep) if substep else None,
+            substep=substep,
+            pid=first.pid,
+            role=self.roles[first.id],
+            function=self.stacks.innermost(segment.stack_id if segment else None),
+            wait_status=first.wait_status,
+            root_wait_status=root.wait_status,
+        )
+
+    def _last_named(self, process: Process) -> Segment | None:
+        """The last that `process` did on the critical path, else that anyone did before
+        it ended."""
+        end_ns = process.end_ns or self.end_ns
+        named = [each for each in self.segments if each.substep and each.start_ns < end_ns]
+        own = [each for each in named if each.process_id == process.id]
+        return next(iter([*own[-1:], *named[-1:]]), None)
+
+    def _is_part(self, process: Process) -> bool:
+        """Whether a process is a part of the server, not a tool of one."""
+        role = self.signatures.roles.get(self.roles[process.id])
+        return role is not None and not role.inherits
