@@ -13,6 +13,7 @@ import os
 import pwd
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -90,7 +91,7 @@ def find_command(name: str, search_path: bytes, user: str) -> bytes:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launched:
     """The command, waiting before its first instruction."""
 
@@ -98,29 +99,33 @@ class Launched:
     go: int
     told: int
     """Pipe ends: to let it go, and to be told why it couldn't."""
+    waits: bool = True
 
     def release(self) -> None:
         """Let it run; raise ColdtraceError, with a shell's exit status, if it can't."""
-        os.write(self.go, _GO)
-        os.close(self.go)
+        with suppress(BrokenPipeError):  # killed while it waited: its wait status tells
+            os.write(self.go, _GO)
         self._hear(b"")
-
-    def give_up(self) -> None:
-        """End it before it has begun."""
+        self.waits = False
         os.close(self.go)
         os.close(self.told)
-        os.waitpid(self.process.pid, 0)
+
+    def give_up(self) -> None:
+        """End it if it hasn't begun."""
+        if self.waits:
+            self.waits = False
+            os.close(self.go)
+            os.close(self.told)
+            os.waitpid(self.process.pid, 0)
 
     def _hear(self, expected: bytes) -> None:
         told = os.read(self.told, _MAX_TOLD_BYTES)
         if told != expected:
-            os.waitpid(self.process.pid, 0)
+            self.give_up()
             status, _, message = told.partition(b" ")
             if not message:
                 raise ColdtraceError("the command was killed before it had begun")
             raise ColdtraceError(os.fsdecode(message), int(status))
-        if not told:
-            os.close(self.told)
 
 
 def start(

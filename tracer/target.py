@@ -123,6 +123,12 @@ def name(pid: int, proc: Path = PROC) -> str:
     return fields.get(b"Name", b"").decode("utf-8", "backslashreplace")
 
 
+def program_name(pid: int, proc: Path = PROC) -> str:
+    """`vllm` for a server, whatever runs it; else the process's short name."""
+    program = _package(procs.argv(pid, proc) or ()) if runs_python(pid, proc) else None
+    return program or name(pid, proc) or str(pid)
+
+
 def environment(pid: int | str, proc: Path = PROC) -> dict[bytes, bytes]:
     """The environment that the program was started with, byte for byte."""
     block = _read(proc / str(pid) / "environ")

@@ -1,0 +1,191 @@
+"""The door: parses the command line, and loads a command only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from tracer.commands import Analysis, Options, Report
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+UNTIL = ("ready", "exit")
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def until(_context: click.Context, _param: click.Parameter, value: str) -> str | float:
+    """`ready`, `exit` or a number of seconds."""
+    if value in UNTIL:
+        return value
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < float("inf"):
+        raise click.BadParameter(f"{value!r} is neither ready, exit nor a number of seconds")
+    return seconds
+
+
+def complete_until(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [word for word in UNTIL if word.startswith(incomplete)]
+
+
+def recording_options(function: Function) -> Function:
+    """What `run` and `attach` have in common."""
+    options = (
+        click.option(
+            "-o",
+            "--output",
+            type=FILE,
+            help="The trace file; never one that exists.  [default: NAME-DATE-TIME.coldtrace]",
+        ),
+        click.option(
+            "--until",
+            callback=until,
+            shell_complete=complete_until,
+            metavar="ready|exit|SECONDS",
+            default="ready",
+            show_default=True,
+            help="When to detach: the command goes on.",
+        ),
+        click.option(
+            "--sampler",
+            type=click.Choice(["auto", "bpf", "py-spy"]),
+            default="auto",
+            show_default=True,
+            help="Who takes the stacks; auto: the in-kernel walk, py-spy where that can't.",
+        ),
+        click.option(
+            "--hz",
+            type=click.IntRange(1, 1000),
+            default=99,
+            show_default=True,
+            help="Samples a second.",
+        ),
+        click.option("--user", metavar="NAME", help="The user to run as, or to attach to."),
+        click.option("--json", type=FILE, help="Write the result to this file as well, as JSON."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="coldtrace", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Tell where every millisecond of a vLLM cold start goes, from outside.
+
+    Completion: eval "$(_COLDTRACE_COMPLETE=bash_source coldtrace)", or zsh_source,
+    or fish_source.
+    """
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@recording_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(command: tuple[str, ...], **options: Any) -> None:
+    """Start COMMAND and trace it until it is ready; needs root.
+
+    COMMAND runs as the user who called sudo, or as --user, found on that user's
+    PATH, in the foreground, and stays there once coldtrace has detached: signals
+    are forwarded, and coldtrace ends with its exit status. All that coldtrace
+    says goes to standard error.
+
+    The environment is the one that sudo was called with, which sudo itself takes
+    away, and what stands on sudo's command line (sudo A=1 coldtrace ...). Without
+    sudo it is the present one; with --user then HOME, USER, LOGNAME and SHELL are
+    that user's, and SUDO_* are dropped.
+
+    \b
+    sudo coldtrace run -- vllm serve MODEL --port 8000
+    """
+    from tracer.commands import run
+
+    run(command, _options(options), _analysis())
+
+
+@cli.command()
+@click.option("--pid", type=click.IntRange(1), required=True, help="Any process of the start.")
+@recording_options
+def attach(pid: int, **options: Any) -> None:
+    """Trace a start that is under way, until it is ready; needs root.
+
+    The whole tree of processes is taken, from the server down. What was before
+    can't be seen: the result says how long that was. Ctrl-C ends the trace and
+    leaves the processes alone.
+    """
+    from tracer.commands import attach
+
+    attach(pid, _options(options), _analysis())
+
+
+@cli.command()
+@click.argument("file", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option(
+    "--view",
+    type=click.Choice(["paper", "pipeline"]),
+    default="paper",
+    show_default=True,
+    help="Which steps the sub-steps are grouped in.",
+)
+@click.option("--imports", is_flag=True, help="Show the time of imports, by package.")
+@click.option("--files", is_flag=True, help="Show the files that were read.")
+@click.option("--step", metavar="ID", help="Show one step or sub-step by its functions.")
+def analyze(
+    file: Path, as_json: bool, view: str, imports: bool, files: bool, step: str | None
+) -> None:
+    """Show the trace in FILE: offline, without root, on any machine."""
+    from analysis.commands import analyze
+
+    analyze(file, as_json=as_json, view=view, imports=imports, files=files, step=step)
+
+
+@cli.command()
+def doctor() -> None:
+    """Say what tracing needs here, what is missing and what mends it."""
+    from tracer.doctor import examine
+
+    if not examine(click.echo):
+        sys.exit("no trace can be made here: see MISSING above")
+
+
+def _options(options: dict[str, Any]) -> Options:
+    from tracer.commands import Options
+
+    return Options(**options)
+
+
+def _analysis() -> Analysis:
+    from analysis.progress import Progress
+    from analysis.ready import ReadyRule
+    from tracer.commands import Analysis
+
+    return Analysis(ReadyRule.load(), Progress(sys.stderr), _load_report)
+
+
+def _load_report() -> Report:
+    from analysis.commands import report
+
+    return report
+
+
+def main() -> None:
+    """Run the command line; end with one line for what the user can mend."""
+    from tracer.errors import ColdtraceError
+    from tracer.text import escape
+
+    try:
+        cli()
+    except ColdtraceError as error:
+        click.echo(f"coldtrace: {escape(error.message)}", err=True)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()
