@@ -809,8 +809,7 @@ _FRAMES_LOOKED_AT = 16
 def _code_type(
     memory: ProcessMemory, layout: PythonLayout, threads: Iterable[int], candidates: list[int]
 ) -> int:
-    """The candidate that the running code objects are of; the first one where
-    no thread runs Python yet."""
+    """The candidate that the running code objects are of."""
     seen = False
     for thread in threads:
         for code in walk_codes(memory, layout, thread, _FRAMES_LOOKED_AT):
@@ -823,7 +822,7 @@ def _code_type(
                 return kind
     if seen:
         raise _UnknownLayoutError("its frames lead to no code object")
-    return candidates[0]
+    raise _NotInitialisedError("no thread of it runs Python code yet")
 
 
 # --- Text -------------------------------------------------------------------
