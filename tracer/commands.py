@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, NoReturn, Protocol
@@ -149,15 +148,17 @@ def _recorder(
         "coldtrace": metadata.version("coldtrace"),
         "options": {"until": options.until, "sampler": options.sampler, "hz": options.hz},
     }
+    sources = list(sampling.sources)
     if command:
         meta["command"] = list(command)
+    else:
+        sources.append(target.RunningProcesses(sampling.follow))
     writer = TraceWriter(trace, caller)
     sampling.recorder = Recorder(
-        sampling.sources,
+        sources,
         writer,
         Session(root, analysis.ready, joined=not command),
         until=options.until,
-        join=None if command else partial(target.join, root),
         meta=meta,
         required={source.name for source in sampling.sources},
         observers=[sampling.observe, Versions(writer).observe, analysis.progress.observe],
@@ -177,6 +178,10 @@ class _Sampling:
         kernel = KernelSource(0 if only_pyspy else options.hz, on_unknown=self._on_unknown)
         self.sources: list[Source] = [kernel, self._pyspy] if only_pyspy else [kernel]
         self.recorder: Recorder | None = None
+
+    def follow(self, process: ProcessId) -> None:
+        for source in self.sources:
+            source.follow(process)
 
     def observe(self, events: Sequence[Event]) -> None:
         self._pyspy.observe(events)

@@ -14,6 +14,7 @@ from pathlib import Path
 from probes import proc as procs
 from probes.events import ProcessFound, ProcessId
 from probes.proc import PROC
+from probes.source import SourceStats
 from tracer.errors import ColdtraceError, NotPermitted
 from tracer.owner import Owner
 
@@ -75,32 +76,66 @@ def tree(root: int, proc: Path = PROC) -> list[int]:
     return [pid for pid in (root, *procs.descendants(root, proc)) if pid not in own]
 
 
-def join(
-    root: ProcessId, follow: Callable[[ProcessId], None], proc: Path = PROC
-) -> list[ProcessFound]:
-    """Have `follow` take in `root` and its descendants; return them, parents first.
+class RunningProcesses:
+    """The source of what ran before the tracer came: the tree below the process followed.
 
-    A child that is made meanwhile may escape one scan, not the next: the scans go
-    on until one shows nothing new.
+    `follow_too` makes the other sources, which follow whatever is made from then on,
+    take in what is there already. What they see being made is left to them.
     """
-    found: dict[int, ProcessFound] = {}
-    gone: set[int] = set()
-    while new := [pid for pid in tree(root.pid, proc) if pid not in found and pid not in gone]:
-        for pid in new:
-            now = procs.stat(pid, proc)
-            if now is None or now.ended:
-                gone.add(pid)
-                continue
-            process = ProcessId(pid, now.start_ns)
-            follow(process)
-            parent = found.get(now.parent_pid)
-            found[pid] = ProcessFound(
-                ts_ns=time.monotonic_ns(),
-                process=process,
-                parent=parent.process if parent else None,
-                argv=procs.argv(pid, proc) or (),
-            )
-    return list(found.values())
+
+    name = "proc"
+
+    def __init__(self, follow_too: Callable[[ProcessId], None], proc: Path = PROC) -> None:
+        self._follow_too = follow_too
+        self._proc = proc
+        self._found: dict[int, ProcessId] = {}
+        self._followed_ns: dict[int, int] = {}
+        self._events: list[ProcessFound] = []
+
+    def open(self) -> None:
+        """Nothing: /proc is there."""
+
+    def follow(self, process: ProcessId) -> None:
+        """Take in `process` and its descendants. One that is made meanwhile may escape
+        one scan, not the next: the scans go on until one shows nothing new."""
+        self._take(process, None)
+        while new := [pid for pid in tree(process.pid, self._proc) if pid not in self._followed_ns]:
+            for pid in new:
+                self._take_in(pid)
+
+    def poll(self, timeout_s: float) -> list[ProcessFound]:
+        """The processes found, once."""
+        events, self._events = self._events, []
+        return events
+
+    def stats(self) -> SourceStats:
+        """The number of processes found."""
+        return SourceStats(seen={"process": len(self._found)})
+
+    def close(self) -> list[ProcessFound]:
+        """Nothing is under way."""
+        return self.poll(0)
+
+    def _take_in(self, pid: int) -> None:
+        now = procs.stat(pid, self._proc)
+        if now is None or now.ended or self._is_told(now):
+            self._followed_ns[pid] = 0  # so are its children, if it has any
+            return
+        process = ProcessId(pid, now.start_ns)
+        self._follow_too(process)
+        self._take(process, now.parent_pid)
+
+    def _is_told(self, now: procs.Stat) -> bool:
+        """Whether its parent was followed by the time it was made."""
+        followed_ns = self._followed_ns.get(now.parent_pid)
+        return followed_ns is not None and now.start_ns > followed_ns
+
+    def _take(self, process: ProcessId, parent_pid: int | None) -> None:
+        self._followed_ns[process.pid] = time.monotonic_ns()
+        parent = None if parent_pid is None else self._found.get(parent_pid)
+        self._found[process.pid] = process
+        argv = procs.argv(process.pid, self._proc) or ()
+        self._events.append(ProcessFound(time.monotonic_ns(), process, parent, argv))
 
 
 def ancestors(pid: int, proc: Path = PROC) -> Iterator[int]:
