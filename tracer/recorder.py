@@ -4,14 +4,13 @@
         sources, writer, session, until="ready",
         meta={"coldtrace": VERSION, "command": [...], "options": {...}},
         required={"py-spy"}, observers=[progress.observe], say=print_line,
-        asked_to_stop=lambda: bool(waiter.take(pid) & waiter.ENDING),
+        asked_to_stop=stop,
     ) as recorder:               # opens the sources and follows the session's root
         let_the_command_go()
         recording = recorder.run()
     recording.outcome            # "ready", "failed" or "interrupted"
     recording.problem            # None, or one line: why the recording ended early
 
-For a start under way, `join=partial(target.join, root)` takes along what runs already.
 Leaving the block without `run` closes the sources and removes the file.
 """
 
@@ -23,12 +22,12 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Literal, Protocol, runtime_checkable
 
-from probes.events import Event, ProcessExited, ProcessFound, ProcessId
+from probes.events import Event, ProcessExited, ProcessId
 from probes.source import Source, SourceUnavailable
 from tracer.errors import ColdtraceError
 from tracer.session import Session
@@ -41,10 +40,6 @@ The root's exit and `asked_to_stop` end every recording."""
 Observer = Callable[[Sequence[Event]], None]
 """Given the events of every pass of the loop, none in a quiet one, once the session
 knows them."""
-
-Follow = Callable[[ProcessId], None]
-Join = Callable[[Follow], Iterable[ProcessFound]]
-"""Calls its argument with each process that runs already, and returns them all."""
 
 COMMIT_S = 0.5
 WAIT_S = 0.05
@@ -86,7 +81,6 @@ class Recorder:
         session: Session,
         *,
         until: Until = "ready",
-        join: Join | None = None,
         meta: Mapping[str, object] | None = None,
         required: Collection[str] = (),
         observers: Iterable[Observer] = (),
@@ -98,7 +92,6 @@ class Recorder:
         self._writer = writer
         self._session = session
         self._until = until
-        self._join = join
         self._meta = dict(meta or {})
         self._required = required
         self._observers = list(observers)
@@ -166,10 +159,7 @@ class Recorder:
         problems = [problem for source in self._offered if (problem := self._begin(source))]
         if not self._sources:
             raise ColdtraceError(f"nothing can observe here: {'; '.join(problems)}")
-        if self._join is None:
-            self._follow(root)
-        else:
-            self._join_running(self._join)
+        self._follow(root)
         self._describe()
         self._writer.commit()
 
@@ -196,26 +186,6 @@ class Recorder:
                 source.follow(process)
             except Exception as error:
                 self._drop(source, error)
-
-    def _join_running(self, join: Join) -> None:
-        """Follow what runs already. A child made meanwhile is known from its fork, by
-        its exact start, before a scan of /proc shows it: it keeps that name."""
-        joined: dict[int, ProcessId] = {}
-
-        def follow(process: ProcessId) -> None:
-            self._take(self._poll(0))
-            if process.pid == self._session.root.pid:
-                process = self._session.root
-            elif any(state.process.pid == process.pid for state in self._session.living()):
-                return
-            joined[process.pid] = process
-            self._follow(process)
-
-        for found in join(follow):
-            if found.process.pid in joined:
-                parent = joined.get(found.parent.pid) if found.parent else None
-                process = joined[found.process.pid]
-                self._take([replace(found, process=process, parent=parent)])
 
     def _describe(self) -> None:
         session, writer, system = self._session, self._writer, os.uname()

@@ -876,7 +876,13 @@ class _Reader:
         counts: dict[str, SourceStats] = {}
         for source, kind, seen, lost, cost_ns in zip(*columns, strict=True):
             stats = counts.setdefault(source, SourceStats())
-            stats.seen[kind], stats.lost[kind], stats.costs_ns[kind] = seen, lost, cost_ns
+            for number, of_kind in (
+                (seen, stats.seen),
+                (lost, stats.lost),
+                (cost_ns, stats.costs_ns),
+            ):
+                if number:
+                    of_kind[kind] = number
         return counts
 
     def _notes(self) -> list[Note]:

@@ -19,7 +19,6 @@ from probes.events import (
     FunctionSeen,
     ProcessExecuted,
     ProcessExited,
-    ProcessForked,
     ProcessFound,
     ProcessId,
     SampleCause,
@@ -27,8 +26,10 @@ from probes.events import (
     StackSampled,
 )
 from probes.source import SourceStats, SourceUnavailable
+from tracer import launch
 from tracer.errors import ColdtraceError, TraceError
-from tracer.recorder import COMMIT_S, Follow, Recorder, Recording
+from tracer.owner import Owner
+from tracer.recorder import COMMIT_S, Recorder, Recording
 from tracer.session import Frames, Session
 from tracer.trace import Note, SourceState, Trace, TraceWriter
 
@@ -326,33 +327,15 @@ def test_an_observer_that_fails_costs_the_progress_only(bench: Bench) -> None:
 # Joining
 
 
-def test_joining_names_no_process_twice(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
-    bench = Bench(tmp_path, process.pid)
-    bench.session = Session(bench.root, AnyListen(), joined=True)
-    exact, tick = ProcessId(4_000_002, 60_000_123), ProcessId(4_000_002, 60_000_000)
-    source = FakeSource("kernel", [[], [], [ProcessForked(60_000_123, CHILD, exact)]])
-
-    def join(follow: Follow) -> list[ProcessFound]:
-        root = ProcessId(bench.root.pid, bench.root.start_ns + 77)  # as another reading has it
-        follow(root)
-        follow(CHILD)
-        follow(tick)  # made by CHILD a moment ago, and told by the source as well
-        found = [ProcessFound(70_000_000, root, None, ("vllm",))]
-        found.append(ProcessFound(70_000_000, CHILD, root, ("engine",)))
-        found.append(ProcessFound(70_000_000, tick, CHILD, ("worker",)))
-        return found
-
-    with bench.recorder(source, join=join) as recorder:
-        source.batches.append([bench.listens(90_000_000)])
-        recorder.run()
-    assert source.followed == [bench.root, CHILD]
-    trace = bench.trace()
-    root, child, worker = sorted(trace.processes.values(), key=lambda process: process.start_ns)
-    assert (child.pid, child.parent_id) == (CHILD.pid, root.id)
-    assert (worker.pid, worker.start_ns, worker.parent_id) == (4_000_002, 60_000_123, child.id)
-    assert [process.found for process in (root, child, worker)] == [True, True, False]
-    assert trace.meta["begin_ns"] == bench.root.start_ns
-    assert trace.meta["seen_from_ns"] > 70_000_000
+def test_a_start_that_is_joined_says_from_when_it_was_seen(bench: Bench) -> None:
+    session = bench.session = Session(bench.root, AnyListen(), joined=True)
+    began_ns = time.monotonic_ns()
+    found = ProcessFound(began_ns, bench.root, None, ("vllm",))
+    assert bench.record(FakeSource("kernel", [[found], [bench.listens()]])).outcome == "ready"
+    meta = bench.trace().meta
+    assert meta["begin_ns"] == session.begin_ns == bench.root.start_ns
+    assert began_ns < meta["seen_from_ns"] < time.monotonic_ns()
+    assert bench.trace().processes[1].found
 
 
 # The file
@@ -400,3 +383,50 @@ def test_a_full_disk_stops_the_recording_only(
 def test_a_file_that_exists_stops_it_before_anything_starts(bench: Bench) -> None:
     with pytest.raises(TraceError, match="exists and is left alone"):
         TraceWriter(bench.path)
+
+
+# For real
+
+SERVER = """
+import json, socket, time
+time.sleep(0.3)
+def serve():
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+serve()
+time.sleep(60)
+"""
+
+
+class Serving:
+    """Readiness is a listen below `serve`."""
+
+    def is_ready(self, session: Session, event: SocketListening, frames: Frames) -> bool:
+        return any(name == "serve" for _, name in frames)
+
+
+@pytest.mark.real_kernel
+def test_a_real_server_is_recorded_from_its_first_instruction(tmp_path: Path) -> None:
+    from probes.kernel import KernelSource
+
+    owner = Owner.of_caller({})
+    command = [sys.executable, "-c", SERVER]
+    launched = launch.start(command, owner, dict(os.environb), set())
+    path = tmp_path / "start.coldtrace"
+    session = Session(launched.process, Serving())
+    with Recorder([KernelSource()], TraceWriter(path, owner), session) as recorder:
+        launched.release()
+        recording = recorder.run()
+    os.kill(launched.process.pid, signal.SIGKILL)
+    os.waitpid(launched.process.pid, 0)
+    assert recording == Recording("ready", None)
+    trace = Trace.open(path)
+    root = trace.processes[trace.meta["root"]]
+    assert root.execs[0].argv == tuple(command)
+    assert trace.meta["begin_ns"] == root.execs[0].ts_ns
+    assert 0.3e9 < trace.meta["ready_ns"] - trace.meta["begin_ns"] < 10e9
+    assert root.end_ns is None
+    assert not any(stats.lost for stats in trace.counts.values())
+    names = {trace.functions[module.function_id].file for module in trace.modules()}
+    assert any(name.endswith("/json/__init__.py") for name in names)

@@ -131,8 +131,7 @@ def test_meta_sources_counts_and_notes_come_back_as_last_set(path: Path) -> None
     trace = Trace.open(path)
     assert trace.meta["outcome"] == "ready" and trace.meta["seen_from_ns"] == 12
     assert trace.sources == {"kernel": SourceState("failed", "gone")}
-    counts = trace.counts["kernel"]
-    assert (counts.seen["sample"], counts.lost["sample"], counts.costs_ns["walk"]) == (5, 2, 7)
+    assert trace.counts == {"kernel": SourceStats({"sample": 5}, {"sample": 2}, {"walk": 7})}
     assert trace.notes == [Note(11, "a remark")]
 
 
