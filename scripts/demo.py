@@ -38,16 +38,14 @@ def free_port() -> int:
 
 
 def traced_start(port: int) -> subprocess.Popen[bytes]:
-    """Start vLLM under `coldtrace run`: root's through sudo, where the user is another."""
+    """Start vLLM under `coldtrace run`: which needs root, the server doesn't."""
     serve = [VLLM, "serve", MODEL, "--host", "127.0.0.1", "--port", str(port)]
     command = [COLDTRACE, "run", "-o", str(TRACE), "--", *serve, "--max-model-len", "1024"]
     print("$", " ".join(command), f"\n(vLLM's own log goes to {LOG})", flush=True)
-    environment = os.environ | ENVIRONMENT
     if os.geteuid() != 0:
-        kept = ENVIRONMENT | {"HOME": os.environ["HOME"]}
-        command = ["sudo", "env", *(f"{name}={value}" for name, value in kept.items()), *command]
+        command = ["sudo", *command]
     with LOG.open("wb") as log:
-        return subprocess.Popen(command, stdout=log, env=environment)
+        return subprocess.Popen(command, stdout=log, env=os.environ | ENVIRONMENT)
 
 
 def wait_until_ready(start: subprocess.Popen[bytes], port: int) -> None:
