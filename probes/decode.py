@@ -21,6 +21,7 @@ from probes.events import (
     SocketListening,
     StackSampled,
 )
+from probes.interest import matters
 
 _BODY = wire.HEADER.size
 _KEYS = _BODY + wire.SAMPLE.size
@@ -30,13 +31,17 @@ FindFile = Callable[[int, int, str], tuple[str, int | None]]
 """(pid, directory_fd, path as opened) -> (absolute path, size in bytes)."""
 
 
+_Decode = Callable[[bytes, int, ProcessId, int, int], Event | None]
+"""(record, ts_ns, process, tid, cpu) -> event."""
+
+
 class Decoder:
     """Turns records into events; keeps one ProcessId object a process."""
 
     def __init__(self, find_file: FindFile) -> None:
         self._find_file = find_file
         self._processes: dict[tuple[int, int], ProcessId] = {}
-        self._by_kind: tuple[Callable[[bytes, int, ProcessId, int, int], Event], ...] = (
+        self._by_kind: tuple[_Decode, ...] = (
             self._fork,
             self._exec,
             self._exit,
@@ -48,12 +53,14 @@ class Decoder:
             self._accept,
         )
 
-    def decode(self, record: bytes) -> Event:
-        """The event of one record; ValueError or struct.error if it isn't one."""
+    def decode(self, record: bytes) -> Event | None:
+        """The event of one record, None for a file of no interest; ValueError
+        or struct.error if it is no record."""
         ts_ns, start_ns, pid, tid, kind, cpu, _ = wire.HEADER.unpack_from(record)
         if kind >= len(self._by_kind):
             raise ValueError(f"unknown kind of record: {kind}")
-        return self._by_kind[kind](record, ts_ns, self._process(pid, start_ns), tid, cpu)
+        decode: _Decode = self._by_kind[kind]
+        return decode(record, ts_ns, self._process(pid, start_ns), tid, cpu)
 
     def _process(self, pid: int, start_ns: int) -> ProcessId:
         process = self._processes.get((pid, start_ns))
@@ -102,11 +109,16 @@ class Decoder:
         end_ns, key, depth = wire.MODULE.unpack_from(record, _BODY)
         return ModuleExecuted(ts_ns, end_ns or None, process, tid, depth, key)
 
-    def _file(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
-        closed_ns, read_bytes, mapped_bytes, directory_fd, _, path = wire.FILE.unpack_from(
+    def _file(
+        self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int
+    ) -> Event | None:
+        closed_ns, read_bytes, mapped_bytes, directory_fd, _, raw = wire.FILE.unpack_from(
             record, _BODY
         )
-        path, size_bytes = self._find_file(process.pid, directory_fd, _c_string(path))
+        opened = _c_string(raw)
+        if not matters(opened):
+            return None
+        path, size_bytes = self._find_file(process.pid, directory_fd, opened)
         return FileUsed(
             ts_ns, closed_ns or None, process, tid, path, size_bytes, read_bytes, mapped_bytes
         )

@@ -14,11 +14,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from probes import cpython, rootfs, uprobes, wire
+from probes import cpython, proc, rootfs, uprobes, wire
 from probes.decode import Decoder
 from probes.events import Event, ProcessExecuted, ProcessExited, ProcessId
 from probes.source import SourceStats, SourceUnavailable
@@ -32,7 +33,7 @@ OPTIONAL: Final = ("modules.bpf.c", "files.bpf.c", "sockets.bpf.c")
 """Subjects; python comes first in the text since process uses its layouts."""
 
 DEFAULT_HZ: Final = 99
-DEFAULT_RING_BYTES: Final = 8 << 20
+DEFAULT_RING_BYTES: Final = 4 << 20
 
 MAIN_WAIT_PAUSE_NS: Final = 1_000_000
 """A main thread's wait is walked at most once in this time: the steps follow it."""
@@ -92,6 +93,7 @@ class KernelSource:
             except OSError as error:
                 self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
         self._bpf["events"].open_ring_buffer(self._take)
+        _give_back_memory(self._bpf)
 
     def follow(self, process: ProcessId) -> None:
         """Observe `process`, its threads and, from now on, its children."""
@@ -148,12 +150,17 @@ class KernelSource:
 
     def _decode_all(self) -> list[Event]:
         records, self._records = self._records, []
-        events = []
+        events: list[Event] = []
         for record in records:
             try:
-                events.append(self._decoder.decode(record))
+                event = self._decoder.decode(record)
             except (ValueError, IndexError, struct.error):
                 self._undecoded += 1
+                continue
+            if isinstance(event, ProcessExecuted) and event.truncated:
+                event = _with_whole_command(event)
+            if event is not None:
+                events.append(event)
         return events
 
     def _counts(self, table: str) -> dict[str, int]:
@@ -213,7 +220,9 @@ class KernelSource:
         from bcc import PerfSWConfig, PerfType
 
         self._bpf["tracked"].clear()  # from here on no program does anything
-        tasks = [partial(self._bpf.detach_tracepoint, name) for name in self._bpf.tracepoint_fds]
+        tasks: list[Callable[[], object]] = [
+            partial(self._bpf.detach_tracepoint, name) for name in self._bpf.tracepoint_fds
+        ]
         if self._hz:
             clock = (PerfType.SOFTWARE, PerfSWConfig.CPU_CLOCK)
             tasks.append(partial(self._bpf.detach_perf_event, *clock))
@@ -357,6 +366,13 @@ def _flags(hz: int, ring_bytes: int) -> list[str]:
     return flags
 
 
+def _give_back_memory(bpf: Any) -> None:
+    """The compiler's pages and heap, tens of MB, aren't needed any more."""
+    bpf.free_bcc_memory()
+    with contextlib.suppress(AttributeError):  # glibc's own
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
     """Set variables for a while: what is started later must not inherit them."""
@@ -370,6 +386,14 @@ def _environment(**variables: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _with_whole_command(event: ProcessExecuted) -> ProcessExecuted:
+    """A command line that the kernel side cut, from /proc while it is there."""
+    argv = proc.argv(event.process.pid)
+    if not argv or len(argv) < len(event.argv):
+        return event
+    return replace(event, argv=argv, truncated=False)
 
 
 def _find_file(pid: int, directory_fd: int, path: str) -> tuple[str, int | None]:

@@ -100,9 +100,8 @@ def _load_nothing() -> int:
     code = ctypes.create_string_buffer(struct.pack("<QQ", 0xB7, 0x95))  # r0 = 0; exit
     licence = ctypes.create_string_buffer(b"Apache-2.0")
     attr = ctypes.create_string_buffer(128)
-    struct.pack_into(
-        "<IIQQ", attr, 0, _BPF_PROG_TYPE_KPROBE, 2, ctypes.addressof(code), ctypes.addressof(licence)
-    )
+    struct.pack_into("<II", attr, 0, _BPF_PROG_TYPE_KPROBE, 2)
+    struct.pack_into("<QQ", attr, 8, ctypes.addressof(code), ctypes.addressof(licence))
     struct.pack_into("<I", attr, 68, _BPF_TRACE_UPROBE_MULTI)
     return _checked(_libc.syscall(_SYS_BPF, _BPF_PROG_LOAD, attr, 128), "loading a program")
 

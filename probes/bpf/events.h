@@ -13,7 +13,7 @@
 #define FILENAME_BYTES 256  /* of an executed file's name, its start */
 #define ARGV_BYTES 2048     /* of a command line, its start */
 #define ARG_BYTES 512       /* of one argument, its start */
-#define MAX_ARGS 48         /* arguments kept of a command line */
+#define MAX_ARGS 32         /* arguments kept of a command line */
 
 enum kind {
   KIND_FORK,

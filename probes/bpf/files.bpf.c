@@ -1,7 +1,8 @@
 /* Files: successful opens, with the bytes read and mapped until they close.
  *
- * Python's own sources, C headers and the pseudo file systems are left out
- * here: there are tens of thousands, and imports are told exactly elsewhere.
+ * Folders, Python's sources, C headers, package metadata and the pseudo file
+ * systems are left out here: there are tens of thousands, and imports are told
+ * exactly elsewhere. The reader keeps what matters of the rest.
  */
 
 struct opening { u64 path; s32 directory_fd; u32 pad; };
@@ -20,9 +21,11 @@ BPF_HASH(open_files, struct file_key, struct open_file, 16384);
 BPF_TABLE("lru_hash", u32, struct file_key, reading, 4096);         /* tid -> read under way */
 BPF_PERCPU_ARRAY(open_scratch, struct open_file, 1);
 
-INLINE int begin_open(u64 path, s32 directory_fd) {
+#define O_DIRECTORY 0200000
+
+INLINE int begin_open(u64 path, s32 directory_fd, u64 flags) {
   u32 pid = current_pid(), tid = bpf_get_current_pid_tgid();
-  if (!tracked.lookup(&pid)) return 0;
+  if ((flags & O_DIRECTORY) || !tracked.lookup(&pid)) return 0;
   struct opening o = {.path = path, .directory_fd = directory_fd};
   openings.update(&tid, &o);
   return 0;
@@ -43,6 +46,7 @@ INLINE int left_out(const char *p, int n) {
   if (IS(p, e - 2, '.') && IS(p, e - 1, 'h')) return 1;
   if (IS(p, e - 3, '.') && IS(p, e - 2, 'p') && IS(p, e - 1, 'y')) return 1;
   if (IS(p, e - 4, '.') && IS(p, e - 3, 'p') && IS(p, e - 2, 'y') && IS(p, e - 1, 'c')) return 1;
+  if (IS(p, e - 4, 'D') && IS(p, e - 3, 'A') && IS(p, e - 2, 'T') && IS(p, e - 1, 'A')) return 1;
   if (IS(p, e - 4, '.') && IS(p, e - 3, 'h') && IS(p, e - 2, 'p') && IS(p, e - 1, 'p')) return 1;
   return 0;
 }
@@ -92,12 +96,12 @@ INLINE int end_open(long fd) {
   return 0;
 }
 
-TRACEPOINT_PROBE(syscalls, sys_enter_openat) { return begin_open((u64)args->filename, args->dfd); }
+TRACEPOINT_PROBE(syscalls, sys_enter_openat) { return begin_open((u64)args->filename, args->dfd, args->flags); }
 TRACEPOINT_PROBE(syscalls, sys_exit_openat) { return end_open(args->ret); }
-TRACEPOINT_PROBE(syscalls, sys_enter_openat2) { return begin_open((u64)args->filename, args->dfd); }
+TRACEPOINT_PROBE(syscalls, sys_enter_openat2) { return begin_open((u64)args->filename, args->dfd, 0); }
 TRACEPOINT_PROBE(syscalls, sys_exit_openat2) { return end_open(args->ret); }
 #ifdef HAVE_OPEN
-TRACEPOINT_PROBE(syscalls, sys_enter_open) { return begin_open((u64)args->filename, -100); }
+TRACEPOINT_PROBE(syscalls, sys_enter_open) { return begin_open((u64)args->filename, -100, args->flags); }
 TRACEPOINT_PROBE(syscalls, sys_exit_open) { return end_open(args->ret); }
 #endif
 

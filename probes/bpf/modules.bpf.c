@@ -41,7 +41,7 @@ INLINE int is_module_body(struct python_layout *layout, struct code *c) {
   return first != '<'; /* <string>, <frozen ...>: no file of its own */
 }
 
-INLINE void send_body(struct body_key *at, struct body *b, u64 end_ns) {
+INLINE void send_body(struct body *b, u64 end_ns) {
   struct module_event e = {};
   fill_header(&e.h, KIND_MODULE, sizeof(e), b->start_ns);
   e.h.ts_ns = b->ts_ns;
@@ -49,6 +49,23 @@ INLINE void send_body(struct body_key *at, struct body *b, u64 end_ns) {
   e.key = b->key;
   e.depth = b->depth;
   send(&e, sizeof(e), KIND_MODULE, QUIETLY);
+}
+
+/* Drops the calls whose return was not seen: they stood deeper in the stack
+ * (which grows down) than a call that is known to be under way. Returns how
+ * many calls are left. */
+INLINE u64 leave_ended(u64 id, u64 calls, u64 stack) {
+  struct body_key at = {.id = id};
+  for (int i = 0; i < BODIES_DEEP; i++) {
+    if (!calls) break;
+    at.depth = calls - 1;
+    struct body *b = bodies.lookup(&at);
+    if (b && b->stack >= stack) break;
+    if (b && b->key) count_lost(KIND_MODULE);
+    bodies.delete(&at);
+    calls--;
+  }
+  return calls;
 }
 
 int on_body_entry(struct pt_regs *ctx) {
@@ -61,23 +78,12 @@ int on_body_entry(struct pt_regs *ctx) {
     count_lost(KIND_MODULE);
     return 0;
   }
-  u64 none = 0, *known = body_depth.lookup(&id), calls = known ? *known : none;
-  /* Calls that ended without their return being seen stand on a part of the
-   * stack that this call has taken over. */
-  struct body_key at = {.id = id, .depth = 0};
-  for (int i = 0; i < BODIES_DEEP; i++) {
-    if (!calls) break;
-    at.depth = calls - 1;
-    struct body *outer = bodies.lookup(&at);
-    if (outer && outer->stack > ctx->sp) break;
-    if (outer && outer->key) count_lost(KIND_MODULE);
-    bodies.delete(&at);
-    calls--;
-  }
+  u64 *known = body_depth.lookup(&id), calls = known ? leave_ended(id, *known, ctx->sp + 1) : 0;
   if (calls >= BODIES_DEEP) { /* no return will come either */
     count_lost(KIND_MODULE);
     return 0;
   }
+  struct body_key at = {.id = id};
   struct body b = {.stack = ctx->sp, .start_ns = *start_ns, .ts_ns = began_ns};
   if (calls) {
     at.depth = calls - 1;
@@ -103,26 +109,14 @@ int on_body_return(struct pt_regs *ctx) {
   if (!tracked.lookup(&pid)) return 0;
   u64 *known = body_depth.lookup(&id);
   if (!known) return 0; /* entered before we came */
-  u64 calls = *known;
-  struct body_key at = {.id = id, .depth = 0};
-  for (int i = 0; i < BODIES_DEEP; i++) {
-    if (!calls) break;
-    at.depth = calls - 1;
-    struct body *b = bodies.lookup(&at);
-    /* At the return the return address has just left the stack. */
-    if (b && b->stack >= ctx->sp) break; /* an outer call, entered and still open */
+  /* At the return the return address has just left the stack. */
+  u64 stack = ctx->sp - sizeof(u64), calls = leave_ended(id, *known, stack);
+  struct body_key at = {.id = id, .depth = calls - 1};
+  struct body *b = calls ? bodies.lookup(&at) : NULL;
+  if (b && b->stack == stack) {
+    if (b->key) send_body(b, began_ns);
+    bodies.delete(&at);
     calls--;
-    if (b) {
-      int ours = b->stack + 8 == ctx->sp;
-      if (b->key) {
-        if (ours)
-          send_body(&at, b, began_ns);
-        else
-          count_lost(KIND_MODULE);
-      }
-      bodies.delete(&at);
-      if (ours) break;
-    }
   }
   body_depth.update(&id, &calls);
   count_cost(KIND_MODULE, began_ns);

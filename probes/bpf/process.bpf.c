@@ -31,14 +31,14 @@ TRACEPOINT_PROBE(task, task_newtask) {
   return 0;
 }
 
-INLINE int remember_command(const char *filename, const char *const *argv) {
+TRACEPOINT_PROBE(syscalls, sys_enter_execve) {
+  const char *const *argv = args->argv;
   u32 pid = current_pid(), tid = bpf_get_current_pid_tgid();
   int zero = 0;
   if (!tracked.lookup(&pid)) return 0;
   struct exec_event *e = exec_scratch.lookup(&zero);
   if (!e) return 0;
   e->truncated = 0;
-  bpf_probe_read_user_str(e->filename, FILENAME_BYTES, filename);
   u32 used = 0;
   int i;
   for (i = 0; i < MAX_ARGS; i++) {
@@ -63,14 +63,6 @@ INLINE int remember_command(const char *filename, const char *const *argv) {
   return 0;
 }
 
-TRACEPOINT_PROBE(syscalls, sys_enter_execve) {
-  return remember_command((const char *)args->filename, (const char *const *)args->argv);
-}
-
-TRACEPOINT_PROBE(syscalls, sys_enter_execveat) {
-  return remember_command((const char *)args->filename, (const char *const *)args->argv);
-}
-
 /* The exec has succeeded. A thread that execs takes its process's pid over,
  * so what it asked for lies under its old tid. */
 TRACEPOINT_PROBE(sched, sched_process_exec) {
@@ -80,7 +72,7 @@ TRACEPOINT_PROBE(sched, sched_process_exec) {
   if (!start_ns) return 0;
   layouts.delete(&pid);
   struct exec_event *e = pending_exec.lookup(&tid);
-  if (!e) { /* asked for before we came */
+  if (!e) { /* asked for before we came, or by execveat: the reader looks in /proc */
     e = exec_scratch.lookup(&zero);
     if (!e) return 0;
     e->argv_bytes = 0;
