@@ -143,7 +143,7 @@ def analyze(
     """Show the trace in FILE: offline, without root, on any machine."""
     from analysis.commands import analyze
 
-    analyze(file, as_json=as_json, view=view, imports=imports, files=files, step=step)
+    analyze(file, json=as_json, view=view, imports=imports, files=files, step=step)
 
 
 @cli.command()
@@ -170,7 +170,19 @@ def _analysis() -> Analysis:
 
 
 def _load_report() -> Report:
-    from analysis.commands import report
+    from analysis.commands import analyze
+    from analysis.report import json as _json  # noqa: F401
+    from analysis.report import terminal as _terminal  # noqa: F401
+    from tracer.errors import ColdtraceError
+
+    def report(trace: Path, json: Path | None) -> None:
+        analyze(trace, stream=sys.stderr)
+        if json is not None:
+            try:
+                with open(json, "w") as file:
+                    analyze(trace, json=True, stream=file)
+            except OSError as error:
+                raise ColdtraceError(f"can't write {json}: {error.strerror}") from error
 
     return report
 

@@ -71,9 +71,12 @@ def find_root(pid: int, proc: Path = PROC) -> int:
 
 
 def tree(root: int, proc: Path = PROC) -> list[int]:
-    """`root` and its descendants, parents first, without coldtrace and its own."""
+    """`root` and its descendants, parents first, without coldtrace that one of them runs."""
+    found = (root, *procs.descendants(root, proc))
+    if os.getpid() not in found:
+        return list(found)
     own = {os.getpid(), *procs.descendants(os.getpid(), proc)}
-    return [pid for pid in (root, *procs.descendants(root, proc)) if pid not in own]
+    return [pid for pid in found if pid not in own]
 
 
 class RunningProcesses:
