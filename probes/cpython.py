@@ -394,7 +394,7 @@ def _read_elf(fd: int, identity: FileIdentity, is_likely: bool) -> _Analysis | N
     elf = ElfFile.open(fd)
     # Only a likely file's .symtab is read: it can be huge, and costs time.
     symbols = elf.symbols(_SYMBOLS) if is_likely else elf.exported(_SYMBOLS)
-    if not symbols.keys() & {_RUNTIME, _EVAL_CODE}:
+    if not symbols.keys() & {_RUNTIME, _EVAL_CODE, _CODE_TYPE}:
         return None
     eval_code = symbols.get(_EVAL_CODE)
     return _Analysis(

@@ -7,6 +7,7 @@ ElfError.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import struct
@@ -180,7 +181,7 @@ class ElfFile:
         A name that isn't defined is absent from the answer.
         """
         wanted = _wanted(names)
-        found = self.exported(names)
+        found = self.exported(wanted)
         for kind in (SHT_DYNSYM, SHT_SYMTAB):
             missing = wanted - found.keys()
             if missing:
@@ -309,18 +310,16 @@ class ElfFile:
     def _string_positions(self, table: _Table, names: Iterable[str]) -> dict[int, str]:
         """Where each name stands in the table's strings; a name may also be
         the tail of a longer one, so the byte before it says nothing."""
-        if table.strings_size > MAX_STRINGS_BYTES:
-            return {}
-        strings = b"".join(self._chunks(table.strings, table.strings_size))
+        patterns = {name: name.encode() + b"\0" for name in names}
+        overlap = max(map(len, patterns.values())) - 1
         positions: dict[int, str] = {}
-        for name in names:
-            pattern = name.encode() + b"\0"
-            at = strings.find(pattern)
-            for _ in range(MAX_CHAIN):
-                if at < 0:
-                    break
-                positions[at] = name
-                at = strings.find(pattern, at + 1)
+        start, data = 0, b""
+        for chunk in self._chunks(table.strings, min(table.strings_size, MAX_STRINGS_BYTES)):
+            start += max(len(data) - overlap, 0)
+            data = data[-overlap:] + chunk
+            for name, pattern in patterns.items():
+                for at in itertools.islice(_occurrences(data, pattern), MAX_CHAIN):
+                    positions[start + at] = name
         return positions
 
     def _chunks(self, offset: int, size: int) -> Iterator[bytes]:
@@ -358,6 +357,13 @@ def _is_emulated(code: bytes) -> bool:
     if first == _NOP or first in _BRANCHES or first in _PUSHES:
         return True
     return (first == _REX_B and second in _PUSHES) or code.startswith(_NOP5)
+
+
+def _occurrences(data: bytes, pattern: bytes) -> Iterator[int]:
+    at = data.find(pattern)
+    while at >= 0:
+        yield at
+        at = data.find(pattern, at + 1)
 
 
 def _is_defined(info: int, section: int, address: int) -> bool:

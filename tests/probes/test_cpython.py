@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ctypes.util
 import json
 import os
 import shlex
@@ -40,7 +41,7 @@ from probes.cpython import (
 STACKS = Path(__file__).parent / "data" / "stacks_program.py"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
-PATIENCE_S = 20
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="reading /proc/PID/map_files needs root")
 
@@ -244,6 +245,43 @@ def test_a_stale_native_id_is_told_by_the_c_library(python):
         assert walk(pid, again).keys() == {pid}
 
 
+# A process that shares its parent's memory, as between vfork and exec.
+SHARING = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 16)
+top = (ctypes.addressof(stack) + len(stack) - 64) & ~15
+CLONE_VM, SIGCHLD = 0x100, 17
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+print(libc.clone(pause, ctypes.c_void_p(top), CLONE_VM | SIGCHLD, None), flush=True)
+time.sleep(600)
+"""
+
+
+@needs_root
+@every_python
+def test_a_child_of_vfork_has_no_interpreter_of_its_own(python):
+    with running([*python, "-c", SHARING]) as (pid, line):
+        child = int(line)
+        found = find_interpreter(child)
+        os.kill(child, signal.SIGKILL)
+        assert isinstance(find_interpreter(pid), Interpreter)
+    assert isinstance(found, NotInitialised), found
+    assert "vfork" in found.reason
+
+
+@needs_root
+def test_an_idle_libpython_beside_the_interpreter_is_no_hindrance():
+    name = ctypes.util.find_library(f"python{VERSION}")
+    if name is None:
+        pytest.skip(f"no shared libpython{VERSION}")
+    with running([*HERE, "-c", f"import ctypes; ctypes.CDLL({name!r}); {SLEEP}"]) as (pid, _):
+        assert name in Path(f"/proc/{pid}/maps").read_text()
+        found = find_interpreter(pid)
+        assert isinstance(found, Interpreter), found
+        assert walk(pid, found) == {pid: [["<string>", "<module>", 1]]}
+
+
 @needs_root
 @every_python
 def test_an_interpreter_started_through_the_dynamic_linker(python):
@@ -304,9 +342,9 @@ EMBEDDING = r"""
 #include <Python.h>
 #include <stdio.h>
 #include <unistd.h>
-/* Taking the address makes a non-PIE executable hold a copy of the object. */
-PyTypeObject *type = &PyCode_Type;
 int main(int argc, char **argv) {
+  /* In a non-PIE executable this address is a copy's of its own. */
+  fprintf(stderr, "%p\n", (void *)&PyCode_Type);
   if (argc > 1) Py_Initialize();
   else puts("not initialised"), fflush(stdout), pause();
   return PyRun_SimpleString("import time; print(flush=True); time.sleep(600)");
@@ -331,7 +369,6 @@ def embedding(folder: Path, *how: str) -> str:
     return str(program)
 
 
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED = [f"-lpython{VERSION}"]
 LIBPL = sysconfig.get_config_var("LIBPL") or ""
 LIBS = [*(sysconfig.get_config_var("LIBS") or "").split(), "-lm", "-lz", "-lexpat"]
@@ -467,6 +504,63 @@ def test_lists_that_loop_end():
     memory = LoopingMemory()
     assert len(list(cpython.walk_threads(memory, LAYOUT))) == cpython.MAX_THREADS
     assert len(list(cpython.walk_codes(memory, LAYOUT, 0x5000, 100))) == 100
+
+
+class DebugOffsets(ProcessMemory):
+    """A runtime that starts with _Py_DebugOffsets, whose words are given."""
+
+    def __init__(self, version: int, **words: int) -> None:
+        groups = cpython._DEBUG_OFFSETS[3, 13].items()
+        names = [f"{group}_{word}" for group, text in groups for word in text.split()]
+        assert words.keys() <= set(names)
+        values = [words.get(name, 8) for name in names[2:]]
+        self._content = struct.pack(f"<8sQ{len(values)}Q", b"xdebugpy", version, *values)
+
+    def read(self, address: int, count: int) -> bytes:
+        return self._content[address : address + count]
+
+
+def test_debug_offsets_are_read_by_name():
+    memory = DebugOffsets(
+        0x030D02F0,
+        _free_threaded=0,
+        thread_state_current_frame=72,
+        unicode_object_asciiobject_size=40,
+    )
+    version, template = cpython._template(memory, 0, (), "python")
+
+    assert version == (3, 13, 2)
+    assert template.layout.thread_frame == 72
+    assert template.layout.string_compact_data == 56
+    assert template.layout.version == 0x030D
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "reason"),
+    [
+        (0x030F00F0, {}, "3.15.0 isn't among those known"),
+        (0x030D00F0, {"_free_threaded": 1}, "free-threaded"),
+        (0x030D00F0, {"_free_threaded": 0, "thread_state_next": 1 << 20}, "thread_state.next"),
+    ],
+)
+def test_debug_offsets_that_cannot_be_used(version, words, reason):
+    with pytest.raises(cpython._UnknownLayoutError, match=reason):
+        cpython._template(DebugOffsets(version, **words), 0, (), "python")
+
+
+@pytest.mark.parametrize(
+    ("linked", "path", "version"),
+    [
+        ((3, 11, 7), "/usr/lib/libpython3.12.so.1.0", (3, 11, 7)),
+        ((), "/usr/bin/python3.10", (3, 10)),
+        ((), "/usr/lib/libpython3.10.so.1.0 (deleted)", (3, 10)),
+        ((), "/opt/app/embedding", (3, 10)),
+    ],
+)
+def test_version_by_symbol_then_by_name(linked, path, version):
+    found, template = cpython._template(LoopingMemory(), 0, linked, path)
+    assert found == version
+    assert template is cpython._TEMPLATES[version[:2]]
 
 
 def test_no_address_is_out_of_reach_without_an_error():

@@ -136,6 +136,13 @@ def test_a_name_may_be_the_tail_of_another(make):
     assert file.symbols(["alpha", "longer_alpha"]) == {"alpha": Symbol(BASE + 0x40, 8)}
 
 
+def test_a_name_across_two_chunks_is_found(make, monkeypatch):
+    monkeypatch.setattr(elf, "_CHUNK_BYTES", 24)
+    file = make(build(hashes="", section=elf.SHT_SYMTAB))
+
+    assert file.symbols(iter(SYMBOLS)).keys() == SYMBOLS.keys()
+
+
 def test_exported_leaves_out_what_only_symtab_has(make):
     assert make(build(hashes="", section=elf.SHT_SYMTAB)).exported(["alpha"]) == {}
 
