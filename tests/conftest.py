@@ -26,8 +26,8 @@ BPF_MAP_TYPE_ARRAY = 2
 
 # `make test` may have come through sudo. The tests' own runs are root's all the same: their files
 # lie in folders where the user who called sudo couldn't write.
-for name in ("SUDO_UID", "SUDO_GID", "SUDO_USER", "SUDO_COMMAND"):
-    os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("SUDO_")]:
+    del os.environ[name]
 
 
 def pytest_configure() -> None:
