@@ -10,8 +10,9 @@ import signal
 import sqlite3
 import stat
 import struct
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def write(path: Path, events: list[Event] | None = None) -> Path:
         writer.add(event)
     writer.close()
     return path
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that everyone may enter; those of pytest are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -175,29 +184,22 @@ def test_only_the_owner_may_read_it(path: Path) -> None:
 
 
 @needs_root
-def test_it_is_the_owners_and_root_stays_root(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    folder = tmp_path / "home"
-    folder.mkdir()
-    os.chown(folder, NOBODY.uid, NOBODY.gid)
-    for parent in folder.parents:  # pytest's own folders are closed to others
-        if str(parent) not in ("/", "/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    writer = TraceWriter(folder / "t", NOBODY)
-    status = (folder / "t").stat()
+def test_it_is_the_owners_and_root_stays_root(reachable: Path) -> None:
+    os.chown(reachable, NOBODY.uid, NOBODY.gid)
+    writer = TraceWriter(reachable / "t", NOBODY)
+    status = (reachable / "t").stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o600)
     writer.close()
-    probe = tmp_path / "root's"
-    probe.touch()
-    assert probe.stat().st_uid == 0
+    own = reachable / "root's"
+    own.touch()
+    assert own.stat().st_uid == 0
 
 
 @needs_root
-def test_root_writes_nowhere_that_the_owner_may_not(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+def test_root_writes_nowhere_that_the_owner_may_not(reachable: Path) -> None:
     with pytest.raises(TraceError, match="Permission denied"):
-        TraceWriter(tmp_path / "t", NOBODY)
-    assert not (tmp_path / "t").exists()
+        TraceWriter(reachable / "t", NOBODY)
+    assert not (reachable / "t").exists()
 
 
 def test_a_planted_symlink_is_refused(path: Path, tmp_path: Path) -> None:
