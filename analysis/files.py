@@ -34,9 +34,7 @@ class FileUse:
         return self.read_bytes + self.mapped_bytes
 
 
-def files_of(
-    start: Start, spans: list[tuple[int, int]] | None = None
-) -> list[FileUse]:
+def files_of(start: Start, spans: list[tuple[int, int]] | None = None) -> list[FileUse]:
     """The files of a start, the most used first.
 
     `spans`, if given, are stretches of time (ns, by time, apart from one
@@ -50,15 +48,17 @@ def files_of(
         process = start.trace.processes[file.process_id]
         key = (file.process_id, file.path)
         known = uses.get(key)
+        kind = start.signatures.file_class(file.path)
+        size_bytes = known.size_bytes if known and file.size_bytes is None else file.size_bytes
         uses[key] = FileUse(
             file.path,
-            start.signatures.file_class(file.path) or UNCLASSED,
+            kind.id if kind else UNCLASSED,
             process.pid,
             start.roles[process.id],
             known.first_ns if known else file.ts_ns,
             known.opens + 1 if known else 1,
             closed_ns - file.ts_ns + (known.open_ns if known else 0),
-            file.size_bytes if file.size_bytes is not None else known and known.size_bytes,
+            size_bytes,
             file.read_bytes + (known.read_bytes if known else 0),
             file.mapped_bytes + (known.mapped_bytes if known else 0),
         )

@@ -109,9 +109,7 @@ def imports_of(
 def _node(function: Function, module: Module, limit_ns: int) -> ModuleNode:
     file = function.file
     end_ns = limit_ns if module.end_ns is None else min(module.end_ns, limit_ns)
-    return ModuleNode(
-        module_name(file), package_name(file), file, module.tid, module.ts_ns, end_ns
-    )
+    return ModuleNode(module_name(file), package_name(file), file, module.tid, module.ts_ns, end_ns)
 
 
 def _is_program(function: Function, process: Process) -> bool:

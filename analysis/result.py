@@ -32,11 +32,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SubstepTime:
-    """One sub-step and its time on the critical path."""
+    """One sub-step and its time on the critical path.
+
+    `why_not` says why it took none, where that is known.
+    """
 
     id: str
     title: str
     duration_ns: int
+    why_not: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

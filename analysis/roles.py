@@ -72,8 +72,9 @@ def _role_by_command(process: Process, signatures: Signatures) -> str | None:
 def _role_by_maker(
     process: Process, main_samples: Callable[[int], list[Sample]], stacks: Stacks
 ) -> str | None:
-    """By what its parent's main thread was making around the fork."""
-    if process.parent_id is None:
+    """By what its parent's main thread was making around the fork; what became
+    another program than Python is a tool that happened to be called then."""
+    if process.parent_id is None or not _may_be_python(process):
         return None
     samples = main_samples(process.parent_id)
     next_one = bisect_right(samples, process.start_ns, key=lambda sample: sample.ts_ns)
@@ -82,6 +83,10 @@ def _role_by_maker(
         if role is not None:
             return role
     return None
+
+
+def _may_be_python(process: Process) -> bool:
+    return not process.execs or basename(process.execs[-1].filename).startswith("python")
 
 
 def _first(marks: list[Mark], value: Callable[[Mark], str | None]) -> str | None:

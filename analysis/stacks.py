@@ -29,6 +29,7 @@ class Label:
 UNKNOWN = Label(None, outer=True)
 """A moment that only a module body may name."""
 
+
 def read_marks(marks: Iterable[Mark], role: str, imports: str) -> Label:
     """What `marks`, a stack's from the innermost on, say in a process of `role`.
 

@@ -19,7 +19,7 @@ from analysis.result import (
     SubstepTime,
 )
 from analysis.roles import assign_roles, program
-from analysis.signature import Absence, Signatures
+from analysis.signature import Absence, Signatures, StepSignature
 from analysis.stacks import Stacks
 from analysis.steps import Member, Partition, Threads
 from tracer.trace import Module, Process, Sample, Trace
@@ -152,30 +152,40 @@ class Start:
         for segment in self.segments:
             if segment.substep is not None:
                 times[segment.substep] = times.get(segment.substep, 0) + segment.duration_ns
-        steps = []
-        for step in self.signatures.steps:
-            substeps = tuple(
-                SubstepTime(sub.id, sub.title, times.get(sub.id, 0)) for sub in step.substeps
-            )
-            happened = any(substep.duration_ns for substep in substeps)
-            why_not = None if happened else self._why_not(step.id)
-            steps.append(StepTime(step.id, step.title, substeps, why_not))
-        return tuple(steps)
+        return tuple(self._step(step, times) for step in self.signatures.steps)
 
-    def _why_not(self, step_or_substep: str) -> str:
-        """Why a step or sub-step took no time; sure reasons first."""
+    def _step(self, step: StepSignature, times: dict[str, int]) -> StepTime:
+        happened = any(times.get(substep.id) for substep in step.substeps)
+        substeps = []
+        for substep in step.substeps:
+            duration_ns = times.get(substep.id, 0)
+            why_not = None if duration_ns or not happened else self._known_reason(substep.id)
+            substeps.append(SubstepTime(substep.id, substep.title, duration_ns, why_not))
+        why_not = None if happened else self._why_not(step.id)
+        return StepTime(step.id, step.title, tuple(substeps), why_not)
+
+    def _why_not(self, step_id: str) -> str:
+        """Why a step took no time; what the command or the code shows comes first."""
+        reason = self._known_reason(step_id)
+        if reason is not None:
+            return reason
         if self.trace.meta["seen_from_ns"] > self.begin_ns:
             return "not seen; it may have been over before the tracer came"
-        if self.trace.meta["outcome"] != "ready":
-            return "the start ended before it"
+        return "the start ended before it" if self._is_cut else "none of its functions was seen"
+
+    @property
+    def _is_cut(self) -> bool:
+        return bool(self.trace.meta["outcome"] != "ready")
+
+    def _known_reason(self, of: str) -> str | None:
         for absence in self.signatures.absences:
-            if absence.of == step_or_substep and self._explains(absence):
+            if absence.of == of and self._explains(absence):
                 return absence.why
-        return "none of its functions was seen"
+        return None
 
     def _explains(self, absence: Absence) -> bool:
-        if not absence.arguments and not absence.ran_in:
-            return True
+        if not absence.arguments and not absence.ran_in:  # an empty place tells this much only
+            return not self._is_cut and self.trace.meta["seen_from_ns"] == self.begin_ns
         given = not self._arguments.isdisjoint(absence.arguments)
         return given or any(map(self.stacks.ran_in, absence.ran_in))
 

@@ -1,0 +1,1 @@
+"""Reports: a result in, text out; the caller writes."""

@@ -1,0 +1,86 @@
+"""The result as JSON, stable from release to release: see README for the fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from analysis.result import Failure, ProcessLife, Result, StepTime
+
+SCHEMA = 1
+
+
+def to_json(result: Result) -> str:
+    """One JSON object, indented; times in seconds since the start, exact to the ns."""
+    return json.dumps(_result(result), indent=2)
+
+
+def _result(result: Result) -> dict[str, Any]:
+    overhead = result.overhead
+    return {
+        "schema": SCHEMA,
+        "outcome": result.outcome,
+        "engine": result.engine,
+        "command": list(result.command),
+        "wall_s": _seconds(result.wall_ns),
+        "steps": [_step(step) for step in result.steps],
+        "unattributed_s": _seconds(result.unattributed_ns),
+        "missed_s": _seconds(result.missed_ns),
+        "lost_events": result.lost_events,
+        "lost": dict(result.lost),
+        "processes": [_process(life, result) for life in result.processes],
+        "failure": None if result.failure is None else _failure(result.failure),
+        "versions": dict(result.versions),
+        "overhead": {
+            "recorder_cpu_s": overhead.recorder_cpu_s,
+            "recorder_peak_rss_bytes": overhead.recorder_peak_rss_bytes,
+            "observed_s": _seconds(overhead.observed_cost_ns),
+        },
+        "sources": [
+            {"name": source.name, "state": source.state, "reason": source.reason}
+            for source in result.sources
+        ],
+        "notes": list(result.notes),
+    }
+
+
+def _step(step: StepTime) -> dict[str, Any]:
+    return {
+        "id": step.id,
+        "seconds": _seconds(step.duration_ns),
+        "happened": step.happened,
+        "why_not": step.why_not,
+        "substeps": [
+            {"id": substep.id, "seconds": _seconds(substep.duration_ns)}
+            for substep in step.substeps
+        ],
+    }
+
+
+def _process(life: ProcessLife, result: Result) -> dict[str, Any]:
+    end_ns = life.end_ns
+    return {
+        "pid": life.pid,
+        "parent_pid": life.parent_pid,
+        "role": life.role,
+        "program": life.program,
+        "start_s": _seconds(life.start_ns - result.start_ns),
+        "end_s": None if end_ns is None else _seconds(end_ns - result.start_ns),
+        "wait_status": life.wait_status,
+    }
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    return {
+        "step": failure.step,
+        "substep": failure.substep,
+        "pid": failure.pid,
+        "role": failure.role,
+        "function": failure.function,
+        "wait_status": failure.wait_status,
+        "root_wait_status": failure.root_wait_status,
+    }
+
+
+def _seconds(duration_ns: int) -> float:
+    return round(duration_ns / 1e9, 9)
