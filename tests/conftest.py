@@ -12,7 +12,7 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -111,9 +111,18 @@ def demo_model() -> Path:
     return ROOT / ".demo/model"
 
 
+@pytest.fixture(scope="session")
+def new_port() -> Callable[[], int]:
+    """Finds a TCP port on the loopback that nobody listens on."""
+
+    def find() -> int:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            return int(listener.getsockname()[1])
+
+    return find
+
+
 @pytest.fixture
-def free_port() -> int:
-    """A TCP port on the loopback that nobody listened on a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port(new_port: Callable[[], int]) -> int:
+    return new_port()
