@@ -199,23 +199,13 @@ class TraceWriter:
     def _create(self) -> sqlite3.Connection:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(self.path, flags, 0o600))
+        database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
-            return self._create_tables()
+            _create_tables(database)
         except sqlite3.Error:
+            database.close()
             self.path.unlink(missing_ok=True)
             raise
-
-    def _create_tables(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
-        database.execute("PRAGMA journal_mode = DELETE")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("PRAGMA cache_spill = OFF")  # the file is touched by commits only
-        database.execute("BEGIN IMMEDIATE")
-        database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        for statement in _SCHEMA:
-            database.execute(statement)
-        database.execute("COMMIT")
         return database
 
     @contextmanager
@@ -351,6 +341,18 @@ class TraceWriter:
     def _add_accepted(self, event: SocketAccepted) -> None:
         process = self._process(event.process).id
         self._rows["socket"].append((process, event.tid, event.ts_ns, "accept", None, event.port))
+
+
+def _create_tables(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA journal_mode = DELETE")
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute("PRAGMA cache_spill = OFF")  # the file is touched by commits only
+    database.execute("BEGIN IMMEDIATE")
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    for statement in _SCHEMA:
+        database.execute(statement)
+    database.execute("COMMIT")
 
 
 def _text(text: str) -> str:
@@ -574,7 +576,7 @@ def _connect(path: Path, folder: Path) -> sqlite3.Connection:
     try:
         database.execute("SELECT count(*) FROM sqlite_schema")
         return database
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         database.close()
         if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
             raise

@@ -27,7 +27,7 @@ from probes.events import (
 )
 from probes.source import SourceStats, SourceUnavailable
 from tracer import launch
-from tracer.errors import ColdtraceError, TraceError
+from tracer.errors import ColdtraceError
 from tracer.owner import Owner
 from tracer.recorder import COMMIT_S, Recorder, Recording
 from tracer.session import Frames, Session
@@ -343,11 +343,9 @@ def test_a_start_that_is_joined_says_from_when_it_was_seen(bench: Bench) -> None
 
 def test_a_kill_loses_a_second_at_most(tmp_path: Path) -> None:
     path = tmp_path / "start.coldtrace"
-    script = Path(__file__).with_name("endless_recorder.py")
+    words = [sys.executable, "-m", "tests.tracer.endless_recorder", str(path)]
     folder = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, str(script), str(path)], cwd=folder, stdout=subprocess.PIPE
-    ) as recorder:
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE) as recorder:
         assert recorder.stdout is not None
         recorder.stdout.readline()
         time.sleep(2 * COMMIT_S + 0.3)
@@ -378,11 +376,6 @@ def test_a_full_disk_stops_the_recording_only(
     assert recording.problem is not None and "can't write" in recording.problem
     assert bench.said == [f"recording has stopped, the program goes on: {recording.problem}"]
     assert [note.text for note in bench.trace().notes] == bench.said
-
-
-def test_a_file_that_exists_stops_it_before_anything_starts(bench: Bench) -> None:
-    with pytest.raises(TraceError, match="exists and is left alone"):
-        TraceWriter(bench.path)
 
 
 # For real
