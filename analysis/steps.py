@@ -10,7 +10,10 @@ edge between them is estimated:
   the middle, so that the error is at most half a period while the thread runs;
 - after a wait the thread can't have run longer than a period without a sample,
   so the wait ended at most a period before the next sample: the middle of that;
-- a sampler that reports changes says when: the change itself.
+- a sampler that reports changes says when: the change itself;
+- where one of the two waits for another process, that one's own taking up or
+  letting go of work, if it lies in between: a thread that spins or is preempted
+  may have no sample for long.
 
 An edge that was seen exactly stands in for an estimate: a module body's entry or
 return, exec, fork, exit, and the listening that ends a start.
@@ -38,12 +41,18 @@ MAX_HANDOVERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a process's main thread was at from `start_ns` to `end_ns`."""
+    """What a process's main thread was at from `start_ns` to `end_ns`.
+
+    `end_after_ns` and `end_until_ns`, where `end_ns` is an estimate, are what it
+    lies between.
+    """
 
     start_ns: int
     end_ns: int
     label: Label
     stack_id: int | None
+    end_after_ns: int | None = None
+    end_until_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,19 @@ class Timeline:
             start, end = max(piece.start_ns, start_ns), min(piece.end_ns, end_ns)
             if start < end:
                 yield replace(piece, start_ns=start, end_ns=end)
+
+    def turn_ns(self, after_ns: int, until_ns: int, idle: bool) -> int | None:
+        """The last moment in between at which the process became `idle`, or, for busy,
+        the first; None where it did not."""
+        first = bisect_right(self._starts, after_ns)
+        last = bisect_right(self._starts, until_ns)
+        turns = [
+            self._starts[index]
+            for index in range(max(first, 1), last)
+            if self.pieces[index].label.idle is idle
+            and self.pieces[index - 1].label.idle is not idle
+        ]
+        return None if not turns else turns[-1] if idle else turns[0]
 
     def last_busy_ns(self, before_ns: int) -> int:
         """The last moment up to `before_ns` at which the process had work."""
@@ -142,12 +164,12 @@ class Threads:
         for sample in samples:
             next_label = self._stacks.label(sample.stack_id, role)
             if before is None and not (bodies and bodies[0].start_ns < sample.ts_ns):
-                edge_ns = start_ns  # nothing tells that it was at anything else before
+                edge = _Edge(start_ns)  # nothing tells that it was at anything else before
             else:
-                edge_ns = edges.between(before, label, sample, next_label)
-            if at_ns < edge_ns:
-                yield Piece(at_ns, edge_ns, label, stack_id)
-                at_ns = edge_ns
+                edge = edges.between(before, label, sample, next_label)
+            if at_ns < edge.ns:
+                yield Piece(at_ns, edge.ns, label, stack_id, edge.after_ns, edge.until_ns)
+                at_ns = edge.ns
             label, stack_id, before = next_label, sample.stack_id, sample
         if at_ns < stop_ns:
             yield Piece(at_ns, stop_ns, label, stack_id)
@@ -170,6 +192,15 @@ def _within(
     return items[first : bisect_left(items, stop_ns, key=moment_ns)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A moment and, where it is an estimate, what it lies between."""
+
+    ns: int
+    after_ns: int | None = None
+    until_ns: int | None = None
+
+
 class _Edges:
     """Where, between two samples of a thread, what the first one says gave way."""
 
@@ -181,19 +212,19 @@ class _Edges:
 
     def between(
         self, before: Sample | None, label: Label, sample: Sample, next_label: Label
-    ) -> int:
-        """The edge in ns; `before` is None where only module bodies ran so far."""
+    ) -> _Edge:
+        """The edge; `before` is None where only module bodies ran so far."""
         after_ns = before.ts_ns if before else 0
         was_import = label.substep == self._imports or before is None
         if was_import != (next_label.substep == self._imports):
             exact_ns = self._body_edge(after_ns, sample.ts_ns, was_import)
             if exact_ns is not None:
-                return exact_ns
+                return _Edge(exact_ns)
         if before is None or sample.cause is SampleCause.CHANGE:
-            return sample.ts_ns
+            return _Edge(sample.ts_ns)
         if before.cause is SampleCause.WAIT:
             after_ns = max(after_ns, sample.ts_ns - self._period_ns)
-        return (after_ns + sample.ts_ns) // 2
+        return _Edge((after_ns + sample.ts_ns) // 2, after_ns, sample.ts_ns)
 
     def _body_edge(self, after_ns: int, until_ns: int, returned: bool) -> int | None:
         """The last return, or the first entry, of a module body in between."""
@@ -237,6 +268,7 @@ class Partition:
         self._members = members
         self._threads = threads
         self._timelines: dict[int, Timeline] = {}
+        self._by_samples: dict[int, Timeline] = {}
         self._candidates: dict[tuple[int, str], list[Member]] = {}
         for member in members.values():
             for ancestor_id in self._ancestors(member):
@@ -272,9 +304,42 @@ class Partition:
     def _timeline(self, process_id: int) -> Timeline:
         known = self._timelines.get(process_id)
         if known is None:
-            known = self._threads.timeline(self._members[process_id])
+            known = Timeline(self._with_turns(process_id, self._sampled(process_id).pieces))
             self._timelines[process_id] = known
         return known
+
+    def _sampled(self, process_id: int) -> Timeline:
+        """The timeline by the process's own samples alone."""
+        known = self._by_samples.get(process_id)
+        if known is None:
+            known = self._threads.timeline(self._members[process_id])
+            self._by_samples[process_id] = known
+        return known
+
+    def _with_turns(self, process_id: int, pieces: list[Piece]) -> list[Piece]:
+        """`pieces` where a wait for others begins and ends as these take up work and let go."""
+        turned = list(pieces)
+        for index in range(len(turned) - 1):
+            piece, following = turned[index], turned[index + 1]
+            if piece.label.waits_for == following.label.waits_for:
+                continue
+            edge_ns = self._turn_ns(process_id, piece, following)
+            if edge_ns is not None and piece.start_ns < edge_ns < following.end_ns:
+                turned[index] = replace(piece, end_ns=edge_ns)
+                turned[index + 1] = replace(following, start_ns=edge_ns)
+        return turned
+
+    def _turn_ns(self, process_id: int, piece: Piece, following: Piece) -> int | None:
+        if piece.end_after_ns is None or piece.end_until_ns is None:
+            return None
+        role = piece.label.waits_for or following.label.waits_for or ""
+        ended = piece.label.waits_for is not None
+        turns = [
+            self._sampled(member.process.id).turn_ns(piece.end_after_ns, piece.end_until_ns, ended)
+            for member in self._candidates.get((process_id, role), [])
+        ]
+        known = [turn for turn in turns if turn is not None]
+        return (max(known) if ended else min(known)) if known else None
 
     def _owned(self, process_id: int, waiting: Segment, depth: int) -> Iterator[Segment]:
         """`waiting`, as `process_id` spent it; where that had no work it stays as it is."""
