@@ -47,8 +47,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if REAL == "1" and report.skipped and is_real(item) and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"COLDTRACE_TEST_REAL=1, yet skipped: {report.longrepr[2]}"
+        report.longrepr = f"COLDTRACE_TEST_REAL=1, yet skipped: {reason}"
     return report
 
 

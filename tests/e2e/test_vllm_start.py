@@ -121,8 +121,8 @@ def test_nothing_is_lost_and_the_server_is_unharmed(start: TracedStart) -> None:
 
 
 def test_ready_when_the_log_says_so(start: TracedStart) -> None:
-    with Trace.open(start.trace) as trace:
-        ready_ns, begin_ns = trace.meta["ready_ns"], trace.meta["begin_ns"]
+    meta = Trace.open(start.trace).meta
+    ready_ns, begin_ns = meta["ready_ns"], meta["begin_ns"]
     assert abs(ready_ns - start.arrival_ns("Application startup complete")) < READY_MARGIN_NS
     assert start.result["wall_s"] == pytest.approx((ready_ns - begin_ns) / 1e9, abs=1e-6)
 
