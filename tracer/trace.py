@@ -38,6 +38,7 @@ from probes.events import (
 from probes.source import SourceStats
 from tracer.errors import TraceError
 from tracer.owner import Owner
+from tracer.text import escape
 
 APPLICATION_ID = 0x434F4C44  # "COLD"
 SCHEMA_VERSION = 1
@@ -536,7 +537,12 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
     except OSError as error:
         raise TraceError(f"can't read {path}: {error.strerror}") from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise TraceError(f"{path} is damaged or cut short: {error}") from error
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, problem: str) -> TraceError:
+    """SQLite's own words may quote the file."""
+    return TraceError(f"{path} is damaged or cut short: {escape(problem.strip()[:200])}")
 
 
 def _check_header(path: Path) -> None:
@@ -575,11 +581,12 @@ def _connect(path: Path, folder: Path) -> sqlite3.Connection:
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
         database.execute("SELECT count(*) FROM sqlite_schema")
-        return database
-    except sqlite3.Error as error:
+    except Exception as error:
         database.close()
-        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
             raise
+    else:
+        return database
     copy, journal = folder / "trace", folder / "trace-journal"
     shutil.copyfile(path, copy)
     shutil.copyfile(f"{path}-journal", journal)
@@ -600,7 +607,7 @@ def _check_database(path: Path, database: sqlite3.Connection) -> None:
         raise TraceError(f"{path} is cut short")
     (problem,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
-        raise TraceError(f"{path} is damaged or cut short: {problem.splitlines()[-1]}")
+        raise _damaged(path, problem)
 
 
 def _is_cut_short(database: sqlite3.Connection) -> bool:

@@ -35,6 +35,7 @@ from probes.source import SourceStats
 from tracer import trace as trace_module
 from tracer.errors import TraceError
 from tracer.owner import Owner
+from tracer.text import escape
 from tracer.trace import (
     Exec,
     File,
@@ -445,8 +446,10 @@ def test_damage_anywhere_is_refused_or_harmless(path: Path) -> None:
         path.write_bytes(damaged)
         try:
             Trace.open(path)
-        except TraceError:
+        except TraceError as error:
             refusals += 1
+            assert error.message == escape(error.message)
+            assert len(error.message) < 1000
     assert refusals > 50
 
 
