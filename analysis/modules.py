@@ -16,6 +16,8 @@ from tracer.trace import Function, Module, Process
 
 _LIBRARY_ROOT = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3\.\d+/(?:lib-dynload/)?")
 STANDARD_LIBRARY = "(standard library)"
+ELSEWHERE = "(elsewhere)"
+"""Files outside of every library folder: scripts, checked-out sources."""
 
 
 @dataclass(slots=True)
@@ -59,24 +61,23 @@ def is_module_body(function: Function) -> bool:
 
 
 def module_name(file: str) -> str:
-    """The dotted name that a file is most likely imported by."""
+    """The dotted name that a file in a library folder is imported by; of another
+    file, the name without its folder."""
     if file.startswith("<frozen "):
         return file[len("<frozen ") :].rstrip(">")
-    path = _LIBRARY_ROOT.sub("", file, count=1) if _LIBRARY_ROOT.match(file) else file
-    path = path.removesuffix(".py").removesuffix("/__init__")
-    if path.startswith("/"):
-        return path.rsplit("/", 1)[-1]
-    return path.replace("/", ".")
+    match = _LIBRARY_ROOT.match(file)
+    path = file[match.end() :] if match else basename(file)
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def package_name(file: str) -> str:
-    """The top package of a file, or STANDARD_LIBRARY."""
+    """The top package of a file in a library folder, else STANDARD_LIBRARY or ELSEWHERE."""
     if file.startswith("<frozen "):
         return STANDARD_LIBRARY
     match = _LIBRARY_ROOT.match(file)
-    if match and "-packages/" not in match[0]:
-        return STANDARD_LIBRARY
-    return module_name(file).split(".", 1)[0]
+    if match is None:
+        return ELSEWHERE
+    return module_name(file).split(".", 1)[0] if "-packages/" in match[0] else STANDARD_LIBRARY
 
 
 def imports_of(
@@ -86,13 +87,14 @@ def imports_of(
 
     `modules` are its own; a body that never returned lasts until `end_ns`. The
     program itself and evaluated strings enter as module bodies do, but aren't
-    imports: what they imported stands in their place.
+    imports: what they imported stands in their place, and so it does for bodies
+    whose function isn't in `functions`.
     """
     roots: list[ModuleNode] = []
     under_way: dict[int, list[ModuleNode]] = {}
     for module in sorted(modules, key=lambda module: (module.ts_ns, module.depth)):
-        function = functions[module.function_id]
-        if not is_module_body(function) or _is_program(function, process):
+        function = functions.get(module.function_id)
+        if function is None or not is_module_body(function) or _is_program(function, process):
             continue
         nested = under_way.setdefault(module.tid, [])
         while nested and nested[-1].end_ns <= module.ts_ns:

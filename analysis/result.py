@@ -63,7 +63,8 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
-    """A process of the start; `end_ns` is None while it lives."""
+    """A process of the start, from its own start or that of the whole; `end_ns` is
+    None while it lives."""
 
     id: int
     pid: int

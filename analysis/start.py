@@ -72,9 +72,15 @@ class Start:
         by_process: dict[int, list[Module]] = {}
         for module in self.trace.modules():
             by_process.setdefault(module.process_id, []).append(module)
+        # Generated code is executed as a module is, and isn't imported either.
+        importable = {
+            function_id: function
+            for function_id, function in self.trace.functions.items()
+            if function.name == "<module>" and self.signatures.file_class(function.file) is None
+        }
         return {
             process_id: imports_of(
-                self.trace.processes[process_id], modules, self.trace.functions, self.end_ns
+                self.trace.processes[process_id], modules, importable, self.end_ns
             )
             for process_id, modules in by_process.items()
         }
@@ -207,7 +213,7 @@ class Start:
                 parent,
                 self.roles[process.id],
                 program(process),
-                process.start_ns,
+                max(process.start_ns, self.begin_ns),
                 process.end_ns,
                 process.wait_status,
             )

@@ -145,7 +145,10 @@ class Threads:
             if start_ns < python_ns:
                 yield Piece(start_ns, python_ns, Label(member.before_python), None)
             start_ns = python_ns
-        sampled = self._sampled(samples, bodies, start_ns, stop_ns, member.role)
+        # What no body explains before the first stack is still the interpreter's coming up.
+        early = UNKNOWN if member.process.found else Label(member.before_python, outer=True)
+        first = early if samples else UNKNOWN
+        sampled = self._sampled(samples, bodies, start_ns, stop_ns, member.role, first)
         yield from _with_imports(sampled, bodies, Label(self._imports))
 
     def _sampled(
@@ -155,10 +158,11 @@ class Threads:
         start_ns: int,
         stop_ns: int,
         role: str,
+        label: Label,
     ) -> Iterator[Piece]:
-        """The samples' labels, each up to its edge with the next one's."""
+        """The samples' labels, each up to its edge with the next one's; `label` first."""
         edges = _Edges(bodies, self._period_ns, self._imports)
-        label, stack_id = UNKNOWN, None
+        stack_id: int | None = None
         before: Sample | None = None
         at_ns = start_ns
         for sample in samples:

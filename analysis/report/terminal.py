@@ -56,7 +56,8 @@ def report(start: Start, view: str = "paper") -> RenderableType:
         _step_table(result, rows),
         *_paragraphs(start),
         _process_table(start),
-        *(Text(line) for line in _closing_lines(result)),
+        *map(Text, _other_processes(start)),
+        *map(Text, _closing_lines(result)),
     )
 
 
@@ -213,29 +214,35 @@ def _compilers(result: Result) -> str | None:
 
 
 def _process_table(start: Start) -> Table:
-    """The processes that are parts of the server, then a count of the rest."""
+    """The processes that are parts of the server."""
     result = start.result
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("process", no_wrap=True)
     for name in ("pid", "from", "to"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("program", no_wrap=True, overflow="ellipsis")
-    rest = []
     for life in result.processes:
-        if not _is_part(start, life):
-            rest.append(life)
-            continue
-        table.add_row(
-            _title(start, life),
-            str(life.pid),
-            f"{(life.start_ns - result.start_ns) / 1e9:.3f}",
-            _end(life, result),
-            escape(life.program),
-        )
-    if rest:
-        names = sorted({escape(life.program) or "(fork)" for life in rest})
-        table.add_row(f"{len(rest)} others", "", "", "", " ".join(names))
+        if _is_part(start, life):
+            table.add_row(
+                _title(start, life),
+                str(life.pid),
+                f"{(life.start_ns - result.start_ns) / 1e9:.3f}",
+                _end(life, result),
+                escape(life.program),
+            )
     return table
+
+
+def _other_processes(start: Start) -> Iterator[str]:
+    """How many there were of each program that is no part of the server."""
+    counts: dict[str, int] = {}
+    for life in start.result.processes:
+        if not _is_part(start, life):
+            name = escape(life.program) or "(fork)"
+            counts[name] = counts.get(name, 0) + 1
+    if counts:
+        parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        yield f"Other processes: {parts}."
 
 
 def _is_part(start: Start, life: ProcessLife) -> bool:
