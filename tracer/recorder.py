@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, runtime_checkable
 
@@ -323,9 +324,8 @@ class Recorder:
         writer.set_meta("end_ns", end_ns)
         writer.set_meta("outcome", session.outcome)
         writer.set_meta("wait_status", session.root_state.wait_status)
-        peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         cpu_s = round(_cpu_s() - began_cpu_s, 6)
-        writer.set_meta("recorder", {"cpu_s": cpu_s, "peak_rss_bytes": peak_rss_bytes})
+        writer.set_meta("recorder", {"cpu_s": cpu_s, "peak_rss_bytes": _peak_rss_bytes()})
         try:
             writer.close()
         except ColdtraceError as error:
@@ -347,6 +347,14 @@ class Recorder:
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def _peak_rss_bytes() -> int:
+    """Of this program: getrusage(2) would count what it was forked from as well."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _describe_error(error: Exception) -> str:
