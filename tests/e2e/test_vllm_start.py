@@ -73,34 +73,30 @@ def trace_vllm(
     return trace
 
 
-@pytest.fixture(scope="module")
-def starts(
-    trace_vllm: TraceVllm, demo_model: Path, new_port: Callable[[], int]
-) -> dict[str, TracedStart]:
+@pytest.fixture(scope="module", params=["cold", "warm", "eager"])
+def start(
+    request: pytest.FixtureRequest,
+    trace_vllm: TraceVllm,
+    demo_model: Path,
+    new_port: Callable[[], int],
+) -> TracedStart:
     """A start with cold caches, one with what that left behind, and one that compiles nothing.
 
-    Each server is asked one thing once coldtrace has let go of it, and stopped.
+    The server is asked one thing once coldtrace has let go of it, and stopped.
     """
+    port, answers = new_port(), []
 
-    def serve(*more: str) -> TracedStart:
-        port, answers = new_port(), []
+    def on_line(process: subprocess.Popen[str], line: str) -> None:
+        if line.startswith("coldtrace: the trace is"):
+            answers.append(complete(port, demo_model))
+            process.send_signal(signal.SIGINT)
 
-        def on_line(process: subprocess.Popen[str], line: str) -> None:
-            if line.startswith("coldtrace: the trace is"):
-                answers.append(complete(port, demo_model))
-                process.send_signal(signal.SIGINT)
-
-        address = ["--host", "127.0.0.1", "--port", port]
-        start = trace_vllm(demo_model, *address, "--max-model-len", 1024, *more, on_line=on_line)
-        assert len(answers) == 1
-        return start
-
-    return {"cold": serve(), "warm": serve(), "eager": serve("--enforce-eager")}
-
-
-@pytest.fixture(params=["cold", "warm", "eager"])
-def start(request: pytest.FixtureRequest, starts: dict[str, TracedStart]) -> TracedStart:
-    return starts[request.param]
+    arguments = [demo_model, "--host", "127.0.0.1", "--port", port, "--max-model-len", 1024]
+    if request.param == "eager":
+        arguments.append("--enforce-eager")
+    start = trace_vllm(*arguments, on_line=on_line)
+    assert len(answers) == 1
+    return start
 
 
 def test_every_nanosecond_is_in_one_place(start: TracedStart) -> None:
@@ -140,8 +136,8 @@ def test_no_cuda_graphs_on_a_cpu(start: TracedStart) -> None:
     assert start.seconds("cuda_graph_capture") == 0
 
 
-def test_a_cold_start_names_its_parts(starts: dict[str, TracedStart]) -> None:
-    cold = starts["cold"]
+@pytest.mark.parametrize("start", ["cold"], indirect=True)
+def test_a_cold_start_names_its_parts(start: TracedStart) -> None:
     for substep in (
         "imports",
         "model_inspection",
@@ -150,15 +146,16 @@ def test_a_cold_start_names_its_parts(starts: dict[str, TracedStart]) -> None:
         "dynamo_transform",
         "graph_compile",
     ):
-        assert cold.seconds(substep) > 0, substep
-    processes = cold.result["processes"]
+        assert start.seconds(substep) > 0, substep
+    processes = start.result["processes"]
     assert len({process["role"] for process in processes}) >= 4
     assert any("cc1plus" in process["program"] for process in processes)
 
 
-def test_an_eager_start_compiles_nothing(starts: dict[str, TracedStart]) -> None:
-    assert not starts["eager"].step("torch_compile")["happened"]
-    assert starts["eager"].seconds("model_inspection") == pytest.approx(0, abs=0.5)
+@pytest.mark.parametrize("start", ["eager"], indirect=True)
+def test_an_eager_start_compiles_nothing(start: TracedStart) -> None:
+    assert not start.step("torch_compile")["happened"]
+    assert start.seconds("model_inspection") == pytest.approx(0, abs=0.5)
 
 
 def test_a_port_that_is_taken(trace_vllm: TraceVllm, demo_model: Path) -> None:
