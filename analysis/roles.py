@@ -37,10 +37,10 @@ def assign_roles(trace: Trace, signatures: Signatures, stacks: Stacks) -> dict[i
     return roles
 
 
-def program(process: Process) -> str:
-    """The name of the program that a process last became, "" where none was seen."""
+def program(process: Process) -> str | None:
+    """The name of the program that a process last became, None where none was seen."""
     if not process.execs:
-        return ""
+        return None
     last = process.execs[-1]
     return basename(last.argv[0] if last.argv else "") or basename(last.filename)
 

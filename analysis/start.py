@@ -205,14 +205,16 @@ class Start:
 
     def _lives(self) -> Iterator[ProcessLife]:
         processes = self.trace.processes
+        programs: dict[int | None, str] = {None: ""}
         for process in sorted(processes.values(), key=lambda each: (each.start_ns, each.id)):
-            parent = None if process.parent_id is None else processes[process.parent_id].pid
+            forked_as = programs.get(process.parent_id, "")
+            programs[process.id] = program(process) or forked_as
             yield ProcessLife(
                 process.id,
                 process.pid,
-                parent,
+                None if process.parent_id is None else processes[process.parent_id].pid,
                 self.roles[process.id],
-                program(process),
+                programs[process.id],
                 max(process.start_ns, self.begin_ns),
                 process.end_ns,
                 process.wait_status,

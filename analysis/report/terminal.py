@@ -228,7 +228,7 @@ def _process_table(start: Start) -> Table:
                 str(life.pid),
                 f"{(life.start_ns - result.start_ns) / 1e9:.3f}",
                 _end(life, result),
-                escape(life.program),
+                _safe(life.program),
             )
     return table
 
@@ -238,7 +238,7 @@ def _other_processes(start: Start) -> Iterator[str]:
     counts: dict[str, int] = {}
     for life in start.result.processes:
         if not _is_part(start, life):
-            name = escape(life.program) or "(fork)"
+            name = escape(life.program)
             counts[name] = counts.get(name, 0) + 1
     if counts:
         parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
@@ -352,7 +352,7 @@ def _time_table(first: str, second: str) -> Table:
 
 def _add_time(table: Table, name: str, extra: str, duration_ns: int, whole_ns: int) -> None:
     share = duration_ns / whole_ns if whole_ns else 0.0
-    table.add_row(escape(name), extra, f"{duration_ns / 1e9:.3f}", f"{share:.1%}")
+    table.add_row(_safe(name), extra, f"{duration_ns / 1e9:.3f}", f"{share:.1%}")
 
 
 # Files ------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def _file_table(start: Start, uses: list[FileUse]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for use in uses[:TOP_FILES]:
         table.add_row(
-            _end_of(escape(use.path), 31),
+            Text(_end_of(escape(use.path), 31)),
             str(use.pid),
             f"{(use.first_ns - start.begin_ns) / 1e9:.3f}",
             _seconds(use.open_ns),
@@ -420,8 +420,8 @@ def step_report(start: Start, step_id: str) -> RenderableType:
         segments = [each for each in result.segments if each.substep in substeps]
     total_ns = sum(segment.duration_ns for segment in segments)
     title = Text(f"{step_id}: {_seconds(total_ns)}", style="bold")
-    why_not = next((step.why_not for step in result.steps if step.id == step_id), None)
     if not segments:
+        why_not = _reasons(result).get(step_id)
         return Group(
             title, Text(f"It didn't happen: {why_not}." if why_not else "It took no time.")
         )
@@ -441,6 +441,12 @@ def step_ids(start: Start) -> list[str]:
     for step in start.result.steps:
         ids += [step.id, *(substep.id for substep in step.substeps)]
     return [*ids, UNATTRIBUTED]
+
+
+def _reasons(result: Result) -> dict[str, str | None]:
+    """Why steps and sub-steps didn't happen, by id."""
+    parts = [part for step in result.steps for part in (step, *step.substeps)]
+    return {part.id: part.why_not for part in parts}
 
 
 def _substeps_of(result: Result, step_id: str) -> set[str] | None:
@@ -463,6 +469,11 @@ def _owner_table(start: Start, segments: list[Segment], total_ns: int) -> Table:
         life = lives[process_id]
         _add_time(table, f"{_title(start, life)}: {substep}", str(life.pid), duration_ns, total_ns)
     return table
+
+
+def _safe(text: str) -> Text:
+    """A cell with text from the traced side; a plain string would be read as markup."""
+    return Text(escape(text))
 
 
 def _seconds(duration_ns: int) -> str:
