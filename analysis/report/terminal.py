@@ -445,8 +445,9 @@ def step_ids(start: Start) -> list[str]:
 
 def _reasons(result: Result) -> dict[str, str | None]:
     """Why steps and sub-steps didn't happen, by id."""
-    parts = [part for step in result.steps for part in (step, *step.substeps)]
-    return {part.id: part.why_not for part in parts}
+    reasons = {step.id: step.why_not for step in result.steps}
+    reasons |= {sub.id: sub.why_not for step in result.steps for sub in step.substeps}
+    return reasons
 
 
 def _substeps_of(result: Result, step_id: str) -> set[str] | None:
