@@ -14,13 +14,14 @@ from tracer.trace import Process, Sample, Trace
 OTHER = "other"
 
 
-def assign_roles(trace: Trace, signatures: Signatures, stacks: Stacks) -> dict[int, str]:
+def assign_roles(
+    trace: Trace, signatures: Signatures, stacks: Stacks, root_role: str
+) -> dict[int, str]:
     """The role of every process, by process id.
 
     The functions on a process's own stacks tell, or else its command line. One
     that did not get that far is what its parent was making when it forked. The
-    command that starts a server is what the engine's root is, and so is the root
-    itself if nothing else is.
+    root is `root_role`, unless it or another process is seen to be that.
     """
     main_samples = cache(lambda process_id: _main_samples(trace, process_id))
     roles: dict[int, str] = {}
@@ -32,8 +33,8 @@ def assign_roles(trace: Trace, signatures: Signatures, stacks: Stacks) -> dict[i
             or OTHER
         )
     root = trace.meta["root"]
-    if roles[root] == OTHER and signatures.ready.role not in roles.values():
-        roles[root] = signatures.ready.role
+    if roles[root] == OTHER and root_role not in roles.values():
+        roles[root] = root_role
     return roles
 
 

@@ -164,7 +164,8 @@ class Signatures:
     """All signatures of one engine, from the contents of its file.
 
     engine, title: its name, for machines and for people.
-    imports: the sub-step of a module body.
+    imports, before_python: the sub-step of a module body, and of a process before its
+    first sign of Python.
     steps, roles, files, absences: as in the file.
     ready: what makes the engine ready.
     """
@@ -174,7 +175,8 @@ class Signatures:
         self.title: str = data["title"]
         self.imports: str = data["module_bodies"]
         self.steps = tuple(_step(step) for step in data["step"])
-        self.roles = {role["id"]: _role(role, data["before_python"]) for role in data["role"]}
+        self.before_python: str = data["before_python"]
+        self.roles = {role["id"]: _role(role, self.before_python) for role in data["role"]}
         self.files = tuple(
             FileSignature(group["class"], group["title"], _globs(group["globs"]))
             for group in data["file"]

@@ -18,13 +18,15 @@ from analysis.result import (
     StepTime,
     SubstepTime,
 )
-from analysis.roles import assign_roles, program
+from analysis.roles import OTHER, assign_roles, program
 from analysis.signature import Absence, Signatures, StepSignature
 from analysis.stacks import Stacks
 from analysis.steps import Member, Partition, Threads
 from tracer.trace import Module, Process, Sample, Trace
 
 DEFAULT_HZ = 99
+NEW_PERIODS = 3
+"""Sampling periods that a sub-step must have taken for a failure to be put into it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,19 @@ class Start:
         return Stacks(self.trace, self.signatures)
 
     @cached_property
+    def engine(self) -> str | None:
+        """The engine's name; None where nothing of it was seen."""
+        engine = self.signatures.engine
+        commands = (each for process in self.trace.processes.values() for each in process.execs)
+        if any(self.signatures.is_command(each.argv) for each in commands):
+            return engine
+        return engine if self.stacks.ran_in(f"/{engine}/") else None
+
+    @cached_property
     def roles(self) -> dict[int, str]:
         """The role of each process, by process id."""
-        return assign_roles(self.trace, self.signatures, self.stacks)
+        root_role = OTHER if self.engine is None else self.signatures.ready.role
+        return assign_roles(self.trace, self.signatures, self.stacks, root_role)
 
     @cached_property
     def begin_ns(self) -> int:
@@ -106,7 +118,7 @@ class Start:
         unnamed = [segment for segment in self.segments if segment.substep is None]
         return Result(
             outcome=meta["outcome"],
-            engine=self._engine,
+            engine=self.engine,
             command=tuple(meta.get("command", ())),
             start_ns=self.begin_ns,
             end_ns=self.end_ns,
@@ -137,21 +149,12 @@ class Start:
             role,
             [each for each in samples if each.tid == process.pid and self._is_python(each)],
             [body for body in imports if body.tid == process.pid],
-            known.before_python if known else None,
+            known.before_python if known else self.signatures.before_python,
             known.substep if known else None,
         )
 
     def _is_python(self, sample: Sample) -> bool:
         return self.stacks.is_python(sample.stack_id)
-
-    @property
-    def _engine(self) -> str | None:
-        """The engine's name; None where nothing of it was seen."""
-        engine = self.signatures.engine
-        commands = (each for process in self.trace.processes.values() for each in process.execs)
-        if any(self.signatures.is_command(each.argv) for each in commands):
-            return engine
-        return engine if self.stacks.ran_in(f"/{engine}/") else None
 
     def _steps(self) -> tuple[StepTime, ...]:
         times: dict[str, int] = {}
@@ -247,14 +250,15 @@ class Start:
 
     def _notes(self) -> Iterator[str]:
         yield from (note.text for note in self.trace.notes)
-        if self._engine is None:
+        if self.engine is None:
             yield (
                 f"nothing of {self.signatures.engine} was seen:"
                 " ready means the first TCP port that the command listened on"
             )
 
     def _failure(self) -> Failure:
-        """By the process whose death, not asked for, came first: others died of it."""
+        """By the part of the server whose death, not asked for, came first: others died
+        of it."""
         root = self.trace.processes[self.trace.meta["root"]]
         dead = [
             process
@@ -262,27 +266,39 @@ class Start:
             if process.wait_status and process.end_ns and self._is_part(process)
         ]
         first = min(dead, key=lambda process: process.end_ns or 0, default=root)
-        segment = self._last_named(first)
-        substep = segment.substep if segment else None
+        segment = self._newest(first.end_ns or self.end_ns)
         return Failure(
-            step=self.signatures.step_of(substep) if substep else None,
-            substep=substep,
+            step=self.signatures.step_of(segment.substep) if segment and segment.substep else None,
+            substep=segment.substep if segment else None,
             pid=first.pid,
             role=self.roles[first.id],
-            function=self.stacks.innermost(segment.stack_id if segment else None),
+            function=self.stacks.innermost(segment.stack_id) if segment else None,
             wait_status=first.wait_status,
             root_wait_status=root.wait_status,
         )
 
-    def _last_named(self, process: Process) -> Segment | None:
-        """The last that `process` did on the critical path, else that anyone did before
-        it ended."""
-        end_ns = process.end_ns or self.end_ns
-        named = [each for each in self.segments if each.substep and each.start_ns < end_ns]
-        own = [each for each in named if each.process_id == process.id]
-        return next(iter([*own[-1:], *named[-1:]]), None)
+    def _newest(self, end_ns: int) -> Segment | None:
+        """The last of what was new before `end_ns`: an exception that passes out of a
+        step goes through those that are around it, which were all seen before."""
+        before = [segment for segment in self.segments if segment.start_ns < end_ns]
+        if self.engine is None:
+            return before[-1] if before else None
+        first: dict[str, int] = {}
+        times: dict[str, int] = {}
+        last: dict[str, Segment] = {}
+        for segment in before:
+            substep = segment.substep
+            if substep is not None:
+                first.setdefault(substep, segment.start_ns)
+                times[substep] = times.get(substep, 0) + segment.duration_ns
+                last[substep] = segment
+        least_ns = min(NEW_PERIODS * self._period_ns, max(times.values(), default=0))
+        new = [substep for substep, time_ns in times.items() if time_ns >= least_ns]
+        return last[max(new, key=first.__getitem__)] if new else None
 
     def _is_part(self, process: Process) -> bool:
         """Whether a process is a part of the server, not a tool of one."""
+        if process.id == self.trace.meta["root"]:
+            return True
         role = self.signatures.roles.get(self.roles[process.id])
         return role is not None and not role.inherits

@@ -24,7 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from analysis.modules import ModuleNode
@@ -185,7 +185,7 @@ def _programs(process: Process, stop_ns: int) -> Iterator[tuple[int, int]]:
     if not process.found:
         starts += [execution.ts_ns for execution in process.execs]
     inside = sorted({start for start in starts if process.start_ns <= start < stop_ns})
-    yield from zip(inside, [*inside[1:], stop_ns], strict=True)
+    yield from pairwise([*inside, stop_ns])
 
 
 def _within(
@@ -283,8 +283,8 @@ class Partition:
     ) -> list[Segment]:
         """From `start_ns` to `end_ns`, joined without gap or overlap.
 
-        What was before `seen_from_ns` is missed. A root that isn't the `server`
-        itself (a shell, say) does nothing but wait for that role.
+        What was before `seen_from_ns` is missed. A root that has the role `server`
+        below it (a shell, say) does nothing but wait for that.
         """
         seen_from_ns = min(max(seen_from_ns, start_ns), end_ns)
         segments: list[Segment] = []
@@ -293,9 +293,9 @@ class Partition:
         whole = Segment(seen_from_ns, end_ns, root_id, None, None)
         if whole.duration_ns == 0:
             return segments
-        if self._members[root_id].role == server:
-            return segments + list(_joined(self._owned(root_id, whole, 0)))
-        return segments + list(_joined(self._through(whole, server, 0)))
+        if self._members[root_id].role != server and (root_id, server) in self._candidates:
+            return segments + list(_joined(self._through(whole, server, 0)))
+        return segments + list(_joined(self._owned(root_id, whole, 0)))
 
     def _ancestors(self, member: Member) -> Iterator[int]:
         at = member.process.parent_id

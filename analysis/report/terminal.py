@@ -131,12 +131,8 @@ def _paragraphs(start: Start) -> Iterator[Text]:
     result = start.result
     if result.failure is not None:
         yield Text(_failure_line(result, result.failure), style="bold red")
-    for step in result.steps:
-        if step.why_not is not None:
-            yield Text(f"{step.title} didn't happen: {step.why_not}.")
-        for substep in step.substeps:
-            if step.happened and substep.why_not is not None:
-                yield Text(f"{substep.title}: {substep.why_not}.")
+    for why_not, titles in _absent(result).items():
+        yield Text(f"{_listed(titles)} didn't happen: {why_not}.")
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
         yield Text(f"Unattributed is mostly: {_top_functions(start, _unnamed(result))}.")
     yield from map(Text, _import_lines(start))
@@ -144,6 +140,22 @@ def _paragraphs(start: Start) -> Iterator[Text]:
     if compilers:
         yield Text(compilers)
     yield Text("")
+
+
+def _absent(result: Result) -> dict[str, list[str]]:
+    """What didn't happen, by reason: steps, and sub-steps of steps that did."""
+    absent: dict[str, list[str]] = {}
+    for step in result.steps:
+        reasons = [(step.why_not, step.title)]
+        reasons += [(substep.why_not, substep.title) for substep in step.substeps]
+        for why_not, title in reasons:
+            if why_not is not None:
+                absent.setdefault(why_not, []).append(title)
+    return absent
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def _failure_line(result: Result, failure: Failure) -> str:

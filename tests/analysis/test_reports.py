@@ -65,7 +65,7 @@ def test_the_table_has_every_step_and_adds_up(start: Start) -> None:
         "+ Serve                               0.015   15.0%",
         "unattributed                          0.000    0.0%",
         "wall clock                            0.100  100.0%",
-        "Trial: no trial was held.",
+        "Trial didn't happen: no trial was held.",
         "External compilers: g++ 2 times, 0.039 s.",
         "Other processes: cc1plus 2, g++ 2.",
         "Lost events: 0.",

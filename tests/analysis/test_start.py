@@ -75,10 +75,12 @@ def test_a_failure_names_the_first_process_that_died(tmp_path: Path) -> None:
     tool = story.fork(20, 201)
     story.run(21, tool, "/bin/false").exit(22, tool, 256)
     story.wait(30, "main wait_for_engine").sample(40, "engine load helper", engine)
-    story.sample(60, "engine helper", engine).exit(70, engine, 9)
-    story.sample(75, "main config").exit(90, ROOT, 256)
-    result = story.start(tmp_path, 100, "failed").result
-    assert result.wall_ns == at(90) - BEGIN_NS
+    # Its exception passes through what was on the stack before, and touches the new in passing.
+    story.sample(80, "engine load helper", engine).sample(90, "engine trial", engine)
+    story.sample(94, "engine spawn", engine)
+    story.exit(160, engine, 9).sample(175, "main config").exit(190, ROOT, 256)
+    result = story.start(tmp_path, 200, "failed").result
+    assert result.wall_ns == at(190) - BEGIN_NS
     assert result.failure is not None
     failure = result.failure
     assert (failure.step, failure.substep) == ("load", "weights")
