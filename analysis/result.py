@@ -82,6 +82,7 @@ class Failure:
 
     step: str | None
     substep: str | None
+    process_id: int
     pid: int
     role: str
     function: str | None

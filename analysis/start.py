@@ -270,6 +270,7 @@ class Start:
         return Failure(
             step=self.signatures.step_of(segment.substep) if segment and segment.substep else None,
             substep=segment.substep if segment else None,
+            process_id=first.id,
             pid=first.pid,
             role=self.roles[first.id],
             function=self.stacks.innermost(segment.stack_id) if segment else None,

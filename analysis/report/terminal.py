@@ -130,7 +130,7 @@ def _bar(duration_ns: int, longest_ns: int) -> str:
 def _paragraphs(start: Start) -> Iterator[Text]:
     result = start.result
     if result.failure is not None:
-        yield Text(_failure_line(result, result.failure), style="bold red")
+        yield Text(_failure_line(start, result.failure), style="bold red")
     for why_not, titles in _absent(result).items():
         yield Text(f"{_listed(titles)} didn't happen: {why_not}.")
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
@@ -158,12 +158,12 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def _failure_line(result: Result, failure: Failure) -> str:
-    titles = {step.id: step.title for step in result.steps}
+def _failure_line(start: Start, failure: Failure) -> str:
+    titles = {step.id: step.title for step in start.result.steps}
     where = f" in {titles[failure.step]}" if failure.step else ""
     function = f", last seen in {escape(failure.function)}" if failure.function else ""
-    who = f"{escape(failure.role)} (pid {failure.pid})"
-    return f"It died{where}: {who} {_ended(failure.wait_status)}{function}."
+    who = next(life for life in start.result.processes if life.id == failure.process_id)
+    return f"It died{where}: {_who(start, who)} {_ended(failure.wait_status)}{function}."
 
 
 def _ended(wait_status: int | None) -> str:
@@ -264,7 +264,7 @@ def _is_part(start: Start, life: ProcessLife) -> bool:
 
 def _title(start: Start, life: ProcessLife) -> str:
     role = start.signatures.roles.get(life.role)
-    return role.title if role else life.role
+    return role.title if role else escape(life.program) or life.role
 
 
 def _who(start: Start, life: ProcessLife) -> str:

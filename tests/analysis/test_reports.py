@@ -114,7 +114,7 @@ def test_a_failure_says_where_and_how(tmp_path: Path) -> None:
     table = text(terminal.report(story.start(tmp_path, 100, "failed")))
     assert "failed after 0.090 s" in table
     flat = " ".join(table.split())
-    assert "It died in Load: engine (pid 200) was killed by signal 9 (Killed)" in flat
+    assert "It died in Load: Engine (pid 200) was killed by signal 9 (Killed)" in flat
     assert "last seen in \\x1b]0;owned\\x07:\\x1b[31mred." in flat
 
 
