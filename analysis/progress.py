@@ -1,5 +1,7 @@
 """One line for each step of a start, printed as the step ends.
 
+A step may come back (the engine has a tokenizer too): then it is printed again.
+
 This runs in the recording process: it looks at each sample once, with a few
 dictionary look-ups, and imports nothing heavy. Its times are good to about a
 sampling period; the table that follows is exact.
@@ -26,7 +28,9 @@ from probes.events import (
 )
 
 QUIET_NS = 1_000_000_000
-"""A step is over when a later one has begun and it wasn't seen for this long."""
+"""A step is over when a later one has gone on, and it wasn't seen itself, for this long."""
+GROWTH_NS = 250_000_000
+"""One that comes back and takes at least so much more is printed again."""
 MAX_KNOWN_STACKS = 20_000
 
 
@@ -65,7 +69,7 @@ class Progress:
         self._now_ns = 0
         self._took_ns: dict[str, int] = {}
         self._last_ns: dict[str, int] = {}
-        self._printed: set[str] = set()
+        self._told_ns: dict[str, int] = {}
 
     def observe(self, events: Iterable[Event]) -> None:
         """Take the events of one pass along; print the steps that are over by now."""
@@ -76,27 +80,33 @@ class Progress:
         self._print_ended()
 
     def finish(self) -> None:
-        """Print the steps that happened and weren't printed yet."""
+        """Print the steps that happened and weren't printed yet, or not as they are."""
         for step in self._steps:
-            if step in self._took_ns:
+            if self._has_news(step):
                 self._print(step)
 
     def _print_ended(self) -> None:
         for index, step in enumerate(self._steps):
-            if step in self._printed or step not in self._last_ns:
-                continue
-            later = any(other in self._last_ns for other in self._steps[index + 1 :])
-            if later and self._now_ns - self._last_ns[step] >= QUIET_NS:
+            if self._has_news(step) and self._is_over(step, self._steps[index + 1 :]):
                 self._print(step)
 
+    def _has_news(self, step: str) -> bool:
+        """Whether a step happened and wasn't printed, or has come back and grown since."""
+        took_ns, told_ns = self._took_ns.get(step, 0), self._told_ns.get(step)
+        return took_ns > 0 if told_ns is None else took_ns - told_ns > GROWTH_NS
+
+    def _is_over(self, step: str, later_steps: list[str]) -> bool:
+        last_ns = self._last_ns[step]
+        gone_on = any(self._last_ns.get(later, 0) > last_ns for later in later_steps)
+        return gone_on and self._now_ns - last_ns >= QUIET_NS
+
     def _print(self, step: str) -> None:
-        if step in self._printed:
-            return
-        self._printed.add(step)
         ended_s = (self._last_ns[step] - self._begin_ns) / 1e9
-        took_s = self._took_ns[step] / 1e9
-        line = f"coldtrace: {ended_s:6.1f} s  {self._titles[step]} took {took_s:.1f} s"
-        print(line, file=self._stream, flush=True)
+        took_ns = self._took_ns[step]
+        in_all = " in all" if step in self._told_ns else ""
+        self._told_ns[step] = took_ns
+        line = f"coldtrace: {ended_s:6.1f} s  {self._titles[step]} took {took_ns / 1e9:.1f} s"
+        print(f"{line}{in_all}", file=self._stream, flush=True)
 
     # -- whose time it is ---------------------------------------------------
 

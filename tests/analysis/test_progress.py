@@ -53,6 +53,25 @@ def test_a_step_that_comes_back_is_not_told_early() -> None:
     assert lines == []
 
 
+def test_a_step_that_comes_back_is_told_again() -> None:
+    story = Story()
+    for ms in range(0, 9 * S, 100):
+        back = 5 * S <= ms < 6 * S
+        story.sample(ms, "main config" if ms < 2 * S or back else "main load")
+    assert shown(story) == [
+        "coldtrace:    2.0 s  Prepare took 2.0 s",
+        "coldtrace:    6.0 s  Prepare took 3.0 s in all",
+        "coldtrace:    8.9 s  Load took 5.9 s",
+    ]
+
+
+def test_an_early_glimpse_of_a_later_step_ends_nothing() -> None:
+    story = Story().sample(0, "main startup")
+    for ms in range(100, 9 * S, 100):
+        story.sample(ms, "main config" if ms < 2 * S else "main load")
+    assert shown(story, finish=False) == ["coldtrace:    2.0 s  Prepare took 1.9 s"]
+
+
 def test_a_wait_counts_for_the_process_that_is_waited_for() -> None:
     story = Story().sample(0, "main spawn")
     engine = story.fork(1 * S, 200)
