@@ -272,6 +272,7 @@ def main() -> int:
     names = [options.only] if options.only else [*MICROS, *MODES]
     for name in ("SUDO_UID", "SUDO_GID", "SUDO_USER"):  # all starts as the same user, root
         os.environ.pop(name, None)
+    print(f"{os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.1f} (what else runs is noise)")
     with tempfile.TemporaryDirectory(prefix="coldtrace-bench-") as folder:
         try:
             for name in names:
