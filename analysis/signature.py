@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "signatures"
+MAX_INTERPRETER_OPTIONS = 16
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
@@ -148,16 +149,23 @@ class _Command:
     arguments: tuple[str, ...]
 
     def starts(self, argv: Sequence[str]) -> bool:
-        """Whether `argv` is this, as the kernel has it: an interpreter may come first."""
-        for index, argument in enumerate(argv[:16]):
-            if self.program is not None and basename(argument) == self.program:
-                after = index + 1
-            elif self.module is not None and tuple(argv[index : index + 2]) == ("-m", self.module):
-                after = index + 2
-            else:
-                continue
-            return tuple(argv[after : after + len(self.arguments)]) == self.arguments
+        """Whether `argv` is this command itself or an interpreter that runs it, and not
+        another program that will start it (`timeout 60 vllm serve`)."""
+        if not argv:
+            return False
+        if basename(argv[0]) == self.program:
+            return self._fits(argv[1:])
+        if not basename(argv[0]).startswith("python"):
+            return False
+        for index in range(1, min(len(argv), MAX_INTERPRETER_OPTIONS)):
+            if self.program is not None and basename(argv[index]) == self.program:
+                return self._fits(argv[index + 1 :])
+            if self.module is not None and tuple(argv[index : index + 2]) == ("-m", self.module):
+                return self._fits(argv[index + 2 :])
         return False
+
+    def _fits(self, arguments: Sequence[str]) -> bool:
+        return tuple(arguments[: len(self.arguments)]) == self.arguments
 
 
 class Signatures:
@@ -167,6 +175,7 @@ class Signatures:
     imports, before_python: the sub-step of a module body, and of a process before its
     first sign of Python.
     steps, roles, files, absences: as in the file.
+    waited: the roles that others wait for.
     ready: what makes the engine ready.
     """
 
@@ -192,6 +201,7 @@ class Signatures:
         )
         ready = data["ready"]
         self.ready = ReadySignature(ready["role"], ready["port_option"], ready["default_port"])
+        self.waited = frozenset(wait["for"] for wait in data["wait"])
         self._views = {view["id"]: tuple(_view(view)) for view in data["view"]}
         self._commands = tuple(
             _Command(each.get("program"), each.get("module"), tuple(each["arguments"]))

@@ -21,7 +21,8 @@ from analysis.result import (
 from analysis.roles import OTHER, assign_roles, program
 from analysis.signature import Absence, Signatures, StepSignature
 from analysis.stacks import Stacks
-from analysis.steps import Member, Partition, Threads
+from analysis.steps import Partition
+from analysis.timelines import Member, Threads
 from tracer.trace import Module, Process, Sample, Trace
 
 DEFAULT_HZ = 99
@@ -150,8 +151,19 @@ class Start:
             [each for each in samples if each.tid == process.pid and self._is_python(each)],
             [body for body in imports if body.tid == process.pid],
             known.before_python if known else self.signatures.before_python,
+            self._made_roles.get(process.id),
             known.substep if known else None,
         )
+
+    @cached_property
+    def _made_roles(self) -> dict[int, str]:
+        """The role that each process may wait for: that of the last part it made."""
+        processes = sorted(self.trace.processes.values(), key=lambda process: process.start_ns)
+        return {
+            process.parent_id: self.roles[process.id]
+            for process in processes
+            if process.parent_id is not None and self.roles[process.id] in self.signatures.waited
+        }
 
     def _is_python(self, sample: Sample) -> bool:
         return self.stacks.is_python(sample.stack_id)

@@ -218,6 +218,15 @@ def test_a_shell_hands_over_to_the_server_below_it(tmp_path: Path) -> None:
     assert times(start) == {"unattributed": 30, "boot": 10, "weights": 60}
 
 
+def test_a_program_that_starts_the_server_is_not_the_server(tmp_path: Path) -> None:
+    story = Story(("timeout", "60", "toy", "serve"))
+    server = story.fork(5, 150)
+    story.run(6, server, "/bin/toy", "serve").sample(40, "main load", server)
+    start = story.start(tmp_path, 100)
+    assert start.roles == {1: "other", 2: "server"}
+    assert times(start) == {"unattributed": 5, "boot": 35, "weights": 60}
+
+
 def test_processes_that_wait_for_one_another_for_ever_come_to_an_end(tmp_path: Path) -> None:
     story = Story().sample(1, "main wait_for_engine")
     parent = ROOT
@@ -239,6 +248,16 @@ def test_what_was_before_the_tracer_came_is_missed(tmp_path: Path) -> None:
     assert times(start) == {"missed": 50, "config": 15, "weights": 35}
     assert start.result.steps[2].why_not is not None
     assert "before the tracer came" in start.result.steps[2].why_not
+
+
+def test_one_that_waited_when_the_tracer_came_gives_no_sign(tmp_path: Path) -> None:
+    story = Story()
+    story.events.clear()
+    engine = ProcessId(200, at(10))
+    story.found(ROOT, None, 50).found(engine, ROOT, 50)
+    story.sample(55, "engine load", engine).sample(90, "main startup")
+    start = story.start(tmp_path, 100, begin_ns=BEGIN_NS, seen_from_ns=at(50))
+    assert times(start) == {"missed": 50, "weights": 35, "listen": 15}
 
 
 def test_no_stack_at_all_leaves_the_time_unattributed(tmp_path: Path) -> None:
