@@ -86,7 +86,8 @@ def run(command: Sequence[str], options: Options, analysis: Analysis) -> NoRetur
             _record(recorder)
     finally:
         launched.give_up()
-    _report(trace, caller, options, analysis)
+    with suppress(OSError):  # no room for another process: the command comes first
+        _report(trace, caller, options, analysis)
     waiter.become_waiter(pid, user.uid, user.gid)
 
 
@@ -229,7 +230,7 @@ def _report(trace: Path, caller: Owner, options: Options, analysis: Analysis) ->
                 sys.stderr.flush()
             os._exit(0)
     os.waitpid(pid, 0)
-    say(f"the trace is {trace}; `coldtrace analyze` shows more of it")
+    say(f"the trace is {trace}; `coldtrace analyze {trace}` shows more of it")
 
 
 def say(line: str) -> None:
