@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from probes.elf import ElfError, ElfFile, ProbePoint, Segment, Symbol, probe_offset
 
@@ -204,6 +204,13 @@ class _UnknownLayoutError(Exception):
     """The layout isn't known, or isn't what it was taken for."""
 
 
+class ReadableMemory(Protocol):
+    """Something that holds bytes at addresses."""
+
+    def read(self, address: int, count: int) -> bytes:
+        """`count` bytes at `address`; UnreadableError where they aren't there."""
+
+
 class ProcessMemory:
     """The memory of a process, read through /proc/PID/mem."""
 
@@ -256,6 +263,57 @@ def find_interpreter(pid: int) -> Finding:
             return _examine_all(pid, memory, images)
     except (FileNotFoundError, ProcessLookupError):
         return NoPython("the process has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFile:
+    """What a file alone tells of the CPython in it.
+
+    `layout` is unproven, and its `runtime` and `code_type` are distances from
+    the probed instruction (modulo 2**64): whoever stands there knows them.
+    """
+
+    identity: FileIdentity
+    eval_code: ProbePoint
+    layout: PythonLayout
+
+
+def inspect_file(path: str) -> PythonFile | None:
+    """The CPython in a file, before a process runs it; None where there is
+    none that is known. Raises OSError where it can't be opened."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        analysis = _analyse(fd, is_likely=True)
+        if analysis is None or analysis.eval_code is None:
+            return None
+        symbols, elf = analysis.symbols, ElfFile.open(fd)
+        if not {_RUNTIME, _CODE_TYPE, _EVAL_CODE} <= symbols.keys():
+            return None
+        _, template = _template(_FileMemory(elf), symbols[_RUNTIME].address, analysis.version, path)
+        entry = symbols[_EVAL_CODE].address
+        probed = entry + analysis.eval_code.offset - elf.file_offset(entry)
+    except (ElfError, UnreadableError, _UnknownLayoutError):
+        return None
+    finally:
+        os.close(fd)
+    runtime, code_type = (
+        (symbols[name].address - probed) % (1 << 64) for name in (_RUNTIME, _CODE_TYPE)
+    )
+    layout = replace(template.layout, runtime=runtime, code_type=code_type)
+    return PythonFile(analysis.identity, analysis.eval_code, layout)
+
+
+class _FileMemory:
+    """The memory of a process that hasn't started, as its file will fill it."""
+
+    def __init__(self, elf: ElfFile) -> None:
+        self._elf = elf
+
+    def read(self, address: int, count: int) -> bytes:
+        try:
+            return self._elf.bytes_at(address, count)
+        except ElfError as error:
+            raise UnreadableError(str(error)) from error
 
 
 # --- Mapped files -----------------------------------------------------------
@@ -556,7 +614,7 @@ _TEMPLATES = {
 
 
 def _template(
-    memory: ProcessMemory, runtime: int, linked: tuple[int, ...], path: str
+    memory: ReadableMemory, runtime: int, linked: tuple[int, ...], path: str
 ) -> tuple[tuple[int, ...], _Template]:
     """Version and offsets: by the runtime's own word, by Py_Version, by the
     file's name; a file that tells nothing is taken for 3.10, the last release
@@ -613,7 +671,7 @@ _COMPACT_HEADER_BYTES = 16  # utf8_length and utf8, between PyASCIIObject and th
 
 
 def _template_of_debug_offsets(
-    memory: ProcessMemory, runtime: int, version: tuple[int, ...]
+    memory: ReadableMemory, runtime: int, version: tuple[int, ...]
 ) -> _Template:
     groups = _DEBUG_OFFSETS.get((version[0], version[1]))
     if groups is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from struct import unpack_from
 
 from probes import wire
-from probes.cpython import decode_text
+from probes.cpython import SHIM_FILE, decode_text
 from probes.events import (
     Event,
     FileUsed,
@@ -27,8 +27,8 @@ _BODY = wire.HEADER.size
 _KEYS = _BODY + wire.SAMPLE.size
 _CAUSES = tuple(SampleCause)
 
-FindFile = Callable[[int, int, str], tuple[str, int | None]]
-"""(pid, directory_fd, path as opened) -> (absolute path, size in bytes)."""
+FindFile = Callable[[ProcessId, int, str], tuple[str, int | None]]
+"""(process, directory_fd, path as opened) -> (absolute path, size in bytes)."""
 
 
 _Decode = Callable[[bytes, int, ProcessId, int, int], Event | None]
@@ -41,6 +41,7 @@ class Decoder:
     def __init__(self, find_file: FindFile) -> None:
         self._find_file = find_file
         self._processes: dict[tuple[int, int], ProcessId] = {}
+        self._shims: set[int] = set()
         self._by_kind: tuple[_Decode, ...] = (
             self._fork,
             self._exec,
@@ -54,8 +55,9 @@ class Decoder:
         )
 
     def decode(self, record: bytes) -> Event | None:
-        """The event of one record, None for a file of no interest; ValueError
-        or struct.error if it is no record."""
+        """The event of one record; None for a file of no interest and for
+        CPython's shims, which stand for no function. ValueError or
+        struct.error if it is no record."""
         ts_ns, start_ns, pid, tid, kind, cpu, _ = wire.HEADER.unpack_from(record)
         if kind >= len(self._by_kind):
             raise ValueError(f"unknown kind of record: {kind}")
@@ -86,23 +88,23 @@ class Decoder:
 
     def _function(
         self, record: bytes, ts_ns: int, process: ProcessId, _tid: int, _cpu: int
-    ) -> Event:
+    ) -> Event | None:
         key, line, version, file_state, file_length, name_state, name_length, file, name = (
             wire.FUNCTION.unpack_from(record, _BODY)
         )
         python = (version >> 8, version & 0xFF)
-        return FunctionSeen(
-            ts_ns,
-            process,
-            key,
-            decode_text(file, file_state, file_length, python, keep_end=True),
-            decode_text(name, name_state, name_length, python),
-            line,
-        )
+        file = decode_text(file, file_state, file_length, python, keep_end=True)
+        if file == SHIM_FILE:
+            self._shims.add(key)
+            return None
+        name = decode_text(name, name_state, name_length, python)
+        return FunctionSeen(ts_ns, process, key, file, name, line)
 
     def _sample(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, cpu: int) -> Event:
         frames, cause, truncated = wire.SAMPLE.unpack_from(record, _BODY)
         keys = unpack_from(f"<{frames}Q", record, _KEYS)
+        if self._shims:
+            keys = tuple(key for key in keys if key not in self._shims)
         return StackSampled(ts_ns, process, tid, cpu, _CAUSES[cause], keys, bool(truncated))
 
     def _module(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
@@ -118,7 +120,7 @@ class Decoder:
         opened = _c_string(raw)
         if not matters(opened):
             return None
-        path, size_bytes = self._find_file(process.pid, directory_fd, opened)
+        path, size_bytes = self._find_file(process, directory_fd, opened)
         return FileUsed(
             ts_ns, closed_ns or None, process, tid, path, size_bytes, read_bytes, mapped_bytes
         )

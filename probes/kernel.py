@@ -35,10 +35,12 @@ OPTIONAL: Final = ("modules.bpf.c", "files.bpf.c", "sockets.bpf.c")
 DEFAULT_HZ: Final = 99
 DEFAULT_RING_BYTES: Final = 4 << 20
 
-MAIN_WAIT_PAUSE_NS: Final = 1_000_000
-"""A main thread's wait is walked at most once in this time: the steps follow it."""
-OTHER_WAIT_PAUSE_NS: Final = 5_000_000
-"""Any other thread's wait."""
+BURST_OF_WALKS: Final = 256
+"""Waits of one thread that are walked at once; then one each time as long as"""
+MAIN_REFILL_NS: Final = 1_000_000
+"""in a main thread (the steps follow it), and"""
+OTHER_REFILL_NS: Final = 5_000_000
+"""in any other. A wait where the last sample was taken is known without."""
 
 _LOOK_AGAIN_S: Final = (0.0, 0.003, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
 """When, after an exec, a process is looked at for its interpreter."""
@@ -70,7 +72,7 @@ class KernelSource:
         self._on_unknown = on_unknown
         self._records: list[bytes] = []
         self._undecoded = 0
-        self._decoder = Decoder(_find_file)
+        self._decoder = Decoder(_Files().find)
         self._bpf: Any = None
         self._bodies: _BodyProbes | None = None
         self._looking: dict[ProcessId, tuple[float, int]] = {}
@@ -94,6 +96,16 @@ class KernelSource:
                 self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
         self._bpf["events"].open_ring_buffer(self._take)
         _give_back_memory(self._bpf)
+
+    def prepare(self, executable: str) -> None:
+        """Attach to the CPython in `executable`, or in the libpython that lies
+        beside it, before it is started: even its first module bodies are then
+        seen. Nothing happens where there is none."""
+        if self._bodies is None:
+            return
+        beside = Path(executable).resolve().parent.parent / "lib"
+        for file in (executable, *map(str, beside.glob("libpython3.*.so.1.0"))):
+            self._bodies.attach(file)
 
     def follow(self, process: ProcessId) -> None:
         """Observe `process`, its threads and, from now on, its children."""
@@ -254,18 +266,15 @@ class KernelSource:
             return False
         image = found if isinstance(found, cpython.Interpreter) else found.image
         if self._bodies and image:
-            with contextlib.suppress(OSError):
-                self._bodies.attach(image)
+            self._bodies.attach(image.open_path)
         if isinstance(found, cpython.NotInitialised):
             return False
         if isinstance(found, cpython.UnknownLayout):
             if self._on_unknown and self._hz:
                 self._on_unknown(process, found.reason)
             return True
-        layout, layouts = found.layout.pack(), self._bpf["layouts"]
-        layouts[ctypes.c_uint32(process.pid)] = layouts.Leaf.from_buffer_copy(layout)
-        if self._bodies:
-            self._bodies.learn(found, layout)
+        layouts = self._bpf["layouts"]
+        layouts[ctypes.c_uint32(process.pid)] = layouts.Leaf.from_buffer_copy(found.layout.pack())
         return True
 
 
@@ -282,25 +291,23 @@ class _BodyProbes:
         )
         self._links: list[int] = []
         self._layouts = bpf["file_layouts"]
-        self._cookies: dict[cpython.FileIdentity, int] = {}
+        self._attached: set[cpython.FileIdentity] = set()
 
-    def attach(self, image: cpython.PythonImage) -> None:
-        """Probe this file, for all processes that map it; OSError if refused.
-        The return first: an entry that is seen must find its return seen."""
-        if image.identity in self._cookies or image.eval_code is None:
-            return
-        cookie = self._cookies[image.identity] = len(self._cookies) + 1
-        for program, at_return in ((self._return, True), (self._entry, False)):
-            self._links.append(
-                self._attach(program, image.open_path, image.eval_code.offset, cookie, at_return)
+    def attach(self, path: str) -> None:
+        """Probe the CPython in this file, for all processes that map it.
+        Nothing happens where there is none, or where it is probed already."""
+        with contextlib.suppress(OSError):
+            found = cpython.inspect_file(path)
+            if found is None or found.identity in self._attached:
+                return
+            self._attached.add(found.identity)
+            cookie, offset = len(self._attached), found.eval_code.offset
+            self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(
+                found.layout.pack()
             )
-
-    def learn(self, image: cpython.PythonImage, layout: bytes) -> None:
-        """What is known of one process serves the next one of the same file
-        until that one's own layout is known: code objects look the same."""
-        cookie = self._cookies.get(image.identity)
-        if cookie:
-            self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(layout)
+            # The return first: an entry that is seen must find its return seen.
+            for program, at_return in ((self._return, True), (self._entry, False)):
+                self._links.append(self._attach(program, path, offset, cookie, at_return))
 
     def close(self) -> None:
         """Detach all."""
@@ -352,8 +359,9 @@ def _flags(hz: int, ring_bytes: int) -> list[str]:
         "-include",
         str(_BPF_FOLDER / "headers/include/linux/types.h"),
         f"-DRING_PAGES={ring_bytes // os.sysconf('SC_PAGE_SIZE')}",
-        f"-DMAIN_WAIT_PAUSE_NS={MAIN_WAIT_PAUSE_NS}ull",
-        f"-DOTHER_WAIT_PAUSE_NS={OTHER_WAIT_PAUSE_NS}ull",
+        f"-DBURST_OF_WALKS={BURST_OF_WALKS}",
+        f"-DMAIN_REFILL_NS={MAIN_REFILL_NS}ull",
+        f"-DOTHER_REFILL_NS={OTHER_REFILL_NS}ull",
         f"-DGET_COOKIE(ctx)={cookie}",
     ]
     exit_format = (TRACEFS / "events/sched/sched_process_exit/format").read_text()
@@ -396,11 +404,23 @@ def _with_whole_command(event: ProcessExecuted) -> ProcessExecuted:
     return replace(event, argv=argv, truncated=False)
 
 
-def _find_file(pid: int, directory_fd: int, path: str) -> tuple[str, int | None]:
-    """The absolute path of what a process opened, in its own root, and the
-    file's size now; what can't be told any more stays as it was opened."""
-    if not path.startswith("/"):
-        start = "cwd" if directory_fd == _AT_FDCWD else f"fd/{directory_fd}"
+class _Files:
+    """Tells where what a process opened lies in its own root, and its size."""
+
+    def __init__(self) -> None:
+        self._folders: dict[tuple[ProcessId, int], str] = {}
+
+    def find(self, process: ProcessId, directory_fd: int, path: str) -> tuple[str, int | None]:
+        """The absolute path and the size in bytes now. What can't be told any
+        more stays as it was opened."""
+        if not path.startswith("/"):
+            path = os.path.join(self._folder(process, directory_fd), path)
+        return path, rootfs.size_in_root(process.pid, path)
+
+    def _folder(self, process: ProcessId, directory_fd: int) -> str:
+        """Where relative paths start; when the process has ended, where they
+        started last time."""
+        link = "cwd" if directory_fd == _AT_FDCWD else f"fd/{directory_fd}"
         with contextlib.suppress(OSError):
-            path = os.path.join(os.readlink(f"/proc/{pid}/{start}"), path)
-    return path, rootfs.size_in_root(pid, path)
+            self._folders[process, directory_fd] = os.readlink(f"/proc/{process.pid}/{link}")
+        return self._folders.get((process, directory_fd), "")

@@ -17,15 +17,22 @@ struct body {
 };
 BPF_HASH(bodies, struct body_key, struct body, 65536);
 BPF_TABLE("lru_hash", u64, u64, body_depth, 16384);           /* pid_tgid -> PyEval_EvalCode calls under way */
-BPF_HASH(file_layouts, u64, struct python_layout, 256); /* attach cookie -> layout of that ELF file */
+BPF_HASH(file_layouts, u64, struct python_layout, 256); /* attach cookie -> what that file says */
 
-/* The process's layout or, in the moments before it is known, what its ELF
- * file alone tells, which is enough to read a code object. */
-INLINE struct python_layout *code_layout(void *ctx, u32 pid) {
+/* The process's layout. Before the reader has proven one, the file's own words
+ * serve: the probed instruction's place says where the file lies, so the walk
+ * works from the first module body on. */
+INLINE struct python_layout *code_layout(struct pt_regs *ctx, u32 pid) {
   struct python_layout *layout = layouts.lookup(&pid);
   if (layout) return layout;
   u64 cookie = GET_COOKIE(ctx);
-  return file_layouts.lookup(&cookie);
+  struct python_layout *file = file_layouts.lookup(&cookie);
+  if (!file) return NULL;
+  struct python_layout first = *file;
+  first.runtime += ctx->ip;
+  first.code_type += ctx->ip;
+  layouts.update(&pid, &first);
+  return layouts.lookup(&pid);
 }
 
 INLINE int is_module_body(struct python_layout *layout, struct code *c) {

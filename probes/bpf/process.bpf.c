@@ -5,11 +5,13 @@
 BPF_TABLE("lru_hash", u32, struct exec_event, pending_exec, 256); /* tid -> what it asked for */
 BPF_PERCPU_ARRAY(exec_scratch, struct exec_event, 1);
 BPF_HASH(wait_status, u32, s32, 16384); /* pid -> how it is about to end */
+BPF_HASH(last_signal, u32, s32, 16384); /* pid -> the last signal sent to it */
 
 INLINE void forget(u32 pid) {
   tracked.delete(&pid);
   layouts.delete(&pid);
   wait_status.delete(&pid);
+  last_signal.delete(&pid);
 }
 
 /* In the parent, before the child's first instruction. */
@@ -96,15 +98,27 @@ TRACEPOINT_PROBE(syscalls, sys_enter_exit_group) {
   return 0;
 }
 
+#define SIGNAL_KILL 9
 #define ENDS_NOTHING ((1ull << 17) | (1ull << 18) | (1ull << 19) | (1ull << 20) | \
                       (1ull << 21) | (1ull << 22) | (1ull << 23) | (1ull << 28))
+
+/* A fatal signal that dumps no core reaches its target as SIGKILL. */
+TRACEPOINT_PROBE(signal, signal_generate) {
+  u32 pid = args->pid;
+  s32 number = args->sig & 0x7f;
+  if (!tracked.lookup(&pid) || (number < 32 && (ENDS_NOTHING & (1ull << number)))) return 0;
+  last_signal.update(&pid, &number);
+  return 0;
+}
 
 TRACEPOINT_PROBE(signal, signal_deliver) {
   u32 pid = current_pid();
   if (args->sa_handler || !tracked.lookup(&pid)) return 0;
-  s32 status = args->sig & 0x7f;
-  if (status < 32 && (ENDS_NOTHING & (1ull << status))) return 0;
-  wait_status.insert(&pid, &status);
+  s32 number = args->sig & 0x7f;
+  if (number < 32 && (ENDS_NOTHING & (1ull << number))) return 0;
+  s32 *sent = number == SIGNAL_KILL ? last_signal.lookup(&pid) : NULL;
+  if (sent) number = *sent;
+  wait_status.insert(&pid, &number);
   return 0;
 }
 

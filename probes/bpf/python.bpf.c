@@ -7,14 +7,20 @@
 
 BPF_HASH(layouts, u32, struct python_layout, 16384);    /* pid -> its CPython */
 BPF_TABLE("lru_hash", u64, u8, told, 131072);           /* function keys already described */
-struct thread_entry { u64 state; u64 checked_ns; };
+struct thread_entry { u64 state; u64 checked_ns; u64 misses; };
 BPF_TABLE("lru_hash", u64, struct thread_entry, threads, 16384); /* pid_tgid -> PyThreadState */
-BPF_TABLE("lru_hash", u32, u64, last_wait_walk, 16384); /* tid -> when its wait was last walked */
+
+/* What the last sample of a thread showed, and how many walks of its waits it
+ * may have: they refill with time, up to a burst. */
+struct top { u64 frame; u64 code; u64 caller; };
+struct last_sample { struct top top; u64 refilled_ns; u64 walks; };
+BPF_TABLE("lru_hash", u32, struct last_sample, last_samples, 16384); /* tid -> */
 
 #define THREADS_SEARCHED 512
 #define FRAMES_A_CALL 64
 #define CALLS_A_WALK (MAX_FRAMES / FRAMES_A_CALL)
-#define NOT_PYTHON_FOR_NS 100000000ull /* a native thread is asked again after this */
+#define NOT_PYTHON_FOR_NS 100000000ull /* a native thread is asked again after this, */
+#define MISSES_TO_BELIEVE 16 /* once it wasn't found so often: a young thread isn't listed yet */
 
 /* One walk under way. The CPU clock interrupts the other programs, so each
  * kind of program has a slot of its own. */
@@ -67,12 +73,15 @@ INLINE u64 thread_state(struct python_layout *layout, u64 now_ns) {
   u64 id = bpf_get_current_pid_tgid();
   u32 tid = inner_tid(layout);
   struct thread_entry *known = threads.lookup(&id);
-  if (known) {
-    if (known->state ? native_id(layout, known->state) == tid
-                     : now_ns - known->checked_ns < NOT_PYTHON_FOR_NS)
-      return known->state;
+  u64 misses = 0;
+  if (known && known->state) {
+    if (native_id(layout, known->state) == tid) return known->state;
+  } else if (known) {
+    misses = known->misses;
+    if (misses >= MISSES_TO_BELIEVE && now_ns - known->checked_ns < NOT_PYTHON_FOR_NS) return 0;
   }
   struct thread_entry found = {.state = search_threads(layout, tid), .checked_ns = now_ns};
+  if (!found.state) found.misses = misses + 1;
   threads.update(&id, &found);
   return found.state;
 }
@@ -186,6 +195,49 @@ INLINE u64 first_frame(struct python_layout *layout, u64 state) {
   return read_u64(frame + layout->cframe_current_frame);
 }
 
+INLINE struct top read_top(struct python_layout *layout, u64 frame) {
+  struct top t = {.frame = frame};
+  t.code = read_u64(frame + layout->frame_code);
+  t.caller = read_u64(frame + layout->frame_previous);
+  return t;
+}
+
+/* Remembers what a thread's sample shows. False if the last one showed the
+ * same frame called from the same place: the stack is known then. */
+INLINE int has_changed(struct python_layout *layout, u64 frame) {
+  u32 tid = bpf_get_current_pid_tgid();
+  struct top now = read_top(layout, frame);
+  struct last_sample *last = last_samples.lookup(&tid);
+  if (!last) {
+    struct last_sample first = {.top = now, .walks = BURST_OF_WALKS};
+    last_samples.update(&tid, &first);
+    return 1;
+  }
+  int same = last->top.frame == now.frame && last->top.code == now.code &&
+             last->top.caller == now.caller;
+  last->top = now;
+  return !same;
+}
+
+/* Whether the thread may have its wait walked now. A thread that waits all the
+ * time, each time elsewhere, must not pay for each. */
+INLINE int may_walk(u64 now_ns, u64 refill_ns) {
+  u32 tid = bpf_get_current_pid_tgid();
+  struct last_sample *last = last_samples.lookup(&tid);
+  if (!last) return 1;
+  u64 more = (now_ns - last->refilled_ns) / refill_ns;
+  if (more) {
+    last->walks = last->walks + more > BURST_OF_WALKS ? BURST_OF_WALKS : last->walks + more;
+    last->refilled_ns = now_ns;
+  }
+  if (!last->walks) {
+    last->top.frame = 0; /* what it shows now was not told */
+    return 0;
+  }
+  last->walks--;
+  return 1;
+}
+
 /* Begins a walk of the current thread in a slot. The thread runs Python only
  * if its frame is set. */
 INLINE struct walk *begin_walk(int slot, u8 cause, u64 start_ns) {
@@ -240,7 +292,11 @@ int on_clock(struct bpf_perf_event_data *ctx) {
   if (!start_ns) return 0;
   struct walk *w = begin_walk(SLOT_CLOCK, CAUSE_ON_CPU, *start_ns);
   if (!w) return 0;
-  if (w->frame) clock_walkers.call(ctx, 0);
+  struct python_layout *layout = layouts.lookup(&pid);
+  if (w->frame && layout) {
+    has_changed(layout, w->frame);
+    clock_walkers.call(ctx, 0);
+  }
   finish_walk(w);
   return 0;
 }
@@ -252,16 +308,14 @@ int on_clock(struct bpf_perf_event_data *ctx) {
 #ifdef SAMPLING
 TRACEPOINT_PROBE(sched, sched_switch) {
   if (!(args->prev_state & STATES_OF_WAITING)) return 0;
-  u64 id = bpf_get_current_pid_tgid(), now_ns = bpf_ktime_get_ns();
+  u64 id = bpf_get_current_pid_tgid();
   u32 pid = id >> 32, tid = id;
   u64 *start_ns = tracked.lookup(&pid);
-  if (!start_ns) return 0;
-  u64 *last_ns = last_wait_walk.lookup(&tid);
-  u64 pause_ns = tid == pid ? MAIN_WAIT_PAUSE_NS : OTHER_WAIT_PAUSE_NS;
-  if (last_ns && now_ns - *last_ns < pause_ns) return 0;
+  struct python_layout *layout = layouts.lookup(&pid);
+  if (!start_ns || !layout) return 0;
   struct walk *w = begin_walk(SLOT_SWITCH, CAUSE_WAIT, *start_ns);
-  if (!w || !w->frame) return 0;
-  last_wait_walk.update(&tid, &now_ns);
+  if (!w || !w->frame || !has_changed(layout, w->frame)) return 0;
+  if (!may_walk(w->began_ns, tid == pid ? MAIN_REFILL_NS : OTHER_REFILL_NS)) return 0;
   switch_walkers.call(args, 0);
   finish_walk(w);
   return 0;

@@ -11,7 +11,6 @@ import ctypes
 import ctypes.util
 import json
 import os
-import shlex
 import shutil
 import signal
 import struct
@@ -37,8 +36,8 @@ from probes.cpython import (
     decode_text,
     find_interpreter,
 )
+from tests.probes.pythons import STACKS, every_python, told
 
-STACKS = Path(__file__).parent / "data" / "stacks_program.py"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -46,20 +45,6 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="reading /proc/PID/map_files needs root")
 
 
-def pythons() -> dict[str, list[str]]:
-    """The commands that run a CPython from 3.10 on, by a short name."""
-    folders = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
-    folders += Path.home().glob(".local/share/uv/python/*/bin")
-    files = {os.path.realpath(sys._base_executable)}
-    for folder in folders:
-        files |= {os.path.realpath(file) for file in folder.glob("python3.1[0-9]")}
-    commands = [[file] for file in sorted(files)]
-    extra = os.environ.get("COLDTRACE_TEST_PYTHONS", "").splitlines()
-    commands += [shlex.split(line) for line in extra if line.strip()]
-    return {command[-1].strip("/").replace("/", "-"): command for command in commands}
-
-
-every_python = pytest.mark.parametrize("python", pythons().values(), ids=pythons().keys())
 HERE = [os.path.realpath(sys._base_executable)]
 
 
@@ -68,7 +53,9 @@ def running(command: list[str], **options: object) -> Iterator[tuple[int, str]]:
     """Run a command; its pid and the first line it printed."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         try:
-            yield process.pid, process.stdout.readline()
+            line = process.stdout.readline()
+            assert line, f"{command} ended with {process.wait()}"
+            yield process.pid, line
         finally:
             process.kill()
 
@@ -114,18 +101,6 @@ def text(memory: ProcessMemory, layout: PythonLayout, pointer: int) -> str:
     is_ascii = bits >> 4 & 1
     start = layout.string_ascii_data if is_ascii else layout.string_compact_data
     return decode_text(memory.read(string + start, length * (bits & 7)), state, length, version)
-
-
-def told(line: str) -> dict[int, list[list[object]]]:
-    """What the program of `STACKS` said, as text that can be encoded."""
-    return {
-        int(tid): [[escaped(file), escaped(name), first] for file, name, first in frames]
-        for tid, frames in json.loads(line).items()
-    }
-
-
-def escaped(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 # --- Living interpreters ----------------------------------------------------
@@ -493,17 +468,22 @@ LAYOUT = cpython._TEMPLATES[3, 11].layout
 class LoopingMemory(ProcessMemory):
     """Every pointer leads to the same place."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, pointer: int = 0x5000) -> None:
+        self._pointer = pointer
 
     def read(self, address: int, count: int) -> bytes:
-        return struct.pack("<Q", 0x5000)[:count].ljust(count, b"\0")
+        return struct.pack("<Q", self._pointer)[:count].ljust(count, b"\0")
 
 
 def test_lists_that_loop_end():
     memory = LoopingMemory()
     assert len(list(cpython.walk_threads(memory, LAYOUT))) == cpython.MAX_THREADS
     assert len(list(cpython.walk_codes(memory, LAYOUT, 0x5000, 100))) == 100
+
+
+def test_the_flags_in_a_stack_reference_are_no_part_of_its_address():
+    codes = cpython.walk_codes(LoopingMemory(0x5003), LAYOUT, 0x5000, 1)
+    assert list(codes) == [0x5000]
 
 
 class DebugOffsets(ProcessMemory):
