@@ -6,13 +6,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from analysis.start import Start
+from tracer.trace import File
 
 UNCLASSED = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """One file in one process, all its opens taken together.
+    """One file, all its opens in all processes taken together.
 
     `open_ns` is the time from open to close, added up over `opens`; one that
     was still open counts until the end of the start.
@@ -20,8 +21,7 @@ class FileUse:
 
     path: str
     kind: str
-    pid: int
-    role: str
+    pids: frozenset[int]
     first_ns: int
     opens: int
     open_ns: int
@@ -40,29 +40,30 @@ def files_of(start: Start, spans: list[tuple[int, int]] | None = None) -> list[F
     `spans`, if given, are stretches of time (ns, by time, apart from one
     another): then only what was opened in one of them counts.
     """
-    uses: dict[tuple[int, str], FileUse] = {}
+    opens: dict[str, list[File]] = {}
     for file in start.trace.files():
-        if file.ts_ns >= start.end_ns or (spans is not None and not _inside(file.ts_ns, spans)):
-            continue
-        closed_ns = start.end_ns if file.closed_ns is None else min(file.closed_ns, start.end_ns)
-        process = start.trace.processes[file.process_id]
-        key = (file.process_id, file.path)
-        known = uses.get(key)
-        kind = start.signatures.file_class(file.path)
-        size_bytes = known.size_bytes if known and file.size_bytes is None else file.size_bytes
-        uses[key] = FileUse(
-            file.path,
-            kind.id if kind else UNCLASSED,
-            process.pid,
-            start.roles[process.id],
-            known.first_ns if known else file.ts_ns,
-            known.opens + 1 if known else 1,
-            closed_ns - file.ts_ns + (known.open_ns if known else 0),
-            size_bytes,
-            file.read_bytes + (known.read_bytes if known else 0),
-            file.mapped_bytes + (known.mapped_bytes if known else 0),
-        )
-    return sorted(uses.values(), key=lambda use: (-use.used_bytes, use.first_ns))
+        if file.ts_ns < start.end_ns and (spans is None or _inside(file.ts_ns, spans)):
+            opens.setdefault(file.path, []).append(file)
+    uses = [_use(start, path, files) for path, files in opens.items()]
+    return sorted(uses, key=lambda use: (-use.used_bytes, use.first_ns))
+
+
+def _use(start: Start, path: str, files: list[File]) -> FileUse:
+    kind = start.signatures.file_class(path)
+    closed_ns = (start.end_ns if file.closed_ns is None else file.closed_ns for file in files)
+    return FileUse(
+        path,
+        kind.id if kind else UNCLASSED,
+        frozenset(start.trace.processes[file.process_id].pid for file in files),
+        files[0].ts_ns,
+        len(files),
+        sum(
+            min(end, start.end_ns) - file.ts_ns for file, end in zip(files, closed_ns, strict=True)
+        ),
+        max((file.size_bytes for file in files if file.size_bytes is not None), default=None),
+        sum(file.read_bytes for file in files),
+        sum(file.mapped_bytes for file in files),
+    )
 
 
 def _inside(moment_ns: int, spans: list[tuple[int, int]]) -> bool:

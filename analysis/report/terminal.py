@@ -25,8 +25,10 @@ UNATTRIBUTED = "unattributed"
 BAR_WIDTH = 16
 TOP_PACKAGES = 5
 TOP_MODULES = 20
-TOP_FILES = 25
+TOP_FILES = 10
 TOP_FUNCTIONS = 15
+SMALL_BRANCH = 0.02
+"""Branches of the import tree below this share of it are left out."""
 NOTEWORTHY_SHARE = 0.01
 """An unattributed share above this is explained."""
 
@@ -342,13 +344,13 @@ def _module_table(nodes: list[ModuleNode], total_ns: int) -> Table:
 def _nested_table(roots: list[ModuleNode], total_ns: int) -> Table:
     """The tree, its small branches left out."""
     table = _time_table("module, with what it imports", "")
-    least_ns = max(total_ns // 100, 1)
+    least_ns = max(round(SMALL_BRANCH * total_ns), 1)
     pending = [(root, 0) for root in reversed(roots)]
     while pending:
         node, depth = pending.pop()
         if node.total_ns < least_ns:
             continue
-        _add_time(table, "  " * depth + node.name, "", node.total_ns, total_ns)
+        _add_time(table, " " * depth + node.name, "", node.total_ns, total_ns)
         pending += [(child, depth + 1) for child in reversed(node.children)]
     return table
 
@@ -371,46 +373,42 @@ def _add_time(table: Table, name: str, extra: str, duration_ns: int, whole_ns: i
 
 
 def files_report(start: Start) -> RenderableType:
-    """The files by class, and the most used one by one."""
+    """The files class by class, and the most used of each."""
     uses = files_of(start)
     if not uses:
         return Text("No file was seen: the trace has none.")
+    table = _table_of_files()
     titles = {group.id: group.title for group in start.signatures.files}
-    classes = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    classes.add_column("class", width=28)
-    for name in ("files", "opens", "read", "mapped", "open for"):
-        classes.add_column(name, justify="right")
-    for kind in dict.fromkeys(use.kind for use in uses):
+    for kind in dict.fromkeys([*titles, *(use.kind for use in uses)]):
         same = [use for use in uses if use.kind == kind]
-        classes.add_row(
-            titles.get(kind, kind),
-            str(len({use.path for use in same})),
-            str(sum(use.opens for use in same)),
-            _bytes(sum(use.read_bytes for use in same)),
-            _bytes(sum(use.mapped_bytes for use in same)),
-            _seconds(sum(use.open_ns for use in same)),
-        )
-    return Group(classes, Text(""), _file_table(start, uses))
+        if same:
+            title = f"{titles.get(kind, kind)}: {len(same)} files"
+            opens, open_ns = sum(use.opens for use in same), sum(use.open_ns for use in same)
+            read, mapped = (sum(use.read_bytes for use in same), sum(u.mapped_bytes for u in same))
+            bold = (title, str(opens), "", _seconds(open_ns), _bytes(read), _bytes(mapped))
+            table.add_row(*bold, style="bold")
+            _add_files(table, start, same[:TOP_FILES])
+    return table
 
 
-def _file_table(start: Start, uses: list[FileUse]) -> Table:
+def _table_of_files() -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("file", width=31, no_wrap=True)
-    table.add_column("process", no_wrap=True)
-    for name in ("at", "open for", "read", "mapped"):
+    for name in ("opens", "first at", "open for", "read", "mapped"):
         table.add_column(name, justify="right", no_wrap=True)
-    for use in uses[:TOP_FILES]:
+    return table
+
+
+def _add_files(table: Table, start: Start, uses: list[FileUse]) -> None:
+    for use in uses:
         table.add_row(
-            Text(_end_of(escape(use.path), 31)),
-            str(use.pid),
+            Text("  " + _end_of(escape(use.path), 29)),
+            str(use.opens),
             f"{(use.first_ns - start.begin_ns) / 1e9:.3f}",
             _seconds(use.open_ns),
             _bytes(use.read_bytes),
             _bytes(use.mapped_bytes),
         )
-    if len(uses) > TOP_FILES:
-        table.add_row(f"and {len(uses) - TOP_FILES} more", "", "", "", "", "")
-    return table
 
 
 def _end_of(text: str, width: int) -> str:
@@ -443,7 +441,9 @@ def step_report(start: Start, step_id: str) -> RenderableType:
     parts: list[RenderableType] = [title, _owner_table(start, segments, total_ns), functions]
     uses = files_of(start, [(segment.start_ns, segment.end_ns) for segment in segments])
     if uses:
-        parts += [Text("Opened meanwhile:"), _file_table(start, uses)]
+        table = _table_of_files()
+        _add_files(table, start, uses[:TOP_FILES])
+        parts += [Text(f"Opened meanwhile, {len(uses)} files:"), table]
     return Group(*parts)
 
 

@@ -134,14 +134,14 @@ def test_names_in_brackets_are_no_markup(tmp_path: Path) -> None:
     assert "[red]x:[bold]f" in text(terminal.step_report(start, "unattributed"))
 
 
-def test_files_are_taken_together_by_process_and_path(start: Start) -> None:
+def test_files_are_taken_together_by_path(start: Start) -> None:
     weights, odd = files_of(start)
-    assert (weights.path, weights.kind, weights.pid) == (WEIGHTS, "weights", 200)
+    assert (weights.path, weights.kind, weights.pids) == (WEIGHTS, "weights", {200})
     assert (weights.opens, weights.open_ns) == (2, 60_000_000)
     assert (weights.read_bytes, weights.mapped_bytes) == (1200, 3_000_000)
     assert (odd.kind, odd.size_bytes) == ("other", None)
     report = text(terminal.files_report(start))
-    assert "Weights" in report
+    assert "Weights: 1 files" in report
     assert "\\x1b[2Jodd" in report
 
 
