@@ -78,7 +78,11 @@ class ProcessLife:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a start that never became ready stopped."""
+    """Where a start that never became ready stopped.
+
+    `function` ran last, called, at whatever depth, by `engine_function`, the
+    innermost of the engine's own.
+    """
 
     step: str | None
     substep: str | None
@@ -86,6 +90,7 @@ class Failure:
     pid: int
     role: str
     function: str | None
+    engine_function: str | None
     wait_status: int | None
     root_wait_status: int | None
 

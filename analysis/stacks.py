@@ -103,7 +103,10 @@ class Stacks:
         function = self._functions[function_id]
         return f"{module_name(function.file)}:{function.name}" if function.file else function.name
 
-    def innermost(self, stack_id: int | None) -> str | None:
-        """The title of the function that was running, None where that isn't known."""
+    def innermost(self, stack_id: int | None, folder: str = "") -> str | None:
+        """The title of the innermost function, of those whose path has `folder` in it;
+        None where there is none."""
         frames = self._stacks[stack_id].frames if stack_id is not None else ()
-        return self.title(frames[0]) if frames else None
+        here = (frame for frame in frames if folder in self._functions[frame].file)
+        frame = next(here, None)
+        return None if frame is None else self.title(frame)

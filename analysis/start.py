@@ -279,13 +279,15 @@ class Start:
         ]
         first = min(dead, key=lambda process: process.end_ns or 0, default=root)
         segment = self._newest(first.end_ns or self.end_ns)
+        stack_id = segment.stack_id if segment else None
         return Failure(
             step=self.signatures.step_of(segment.substep) if segment and segment.substep else None,
             substep=segment.substep if segment else None,
             process_id=first.id,
             pid=first.pid,
             role=self.roles[first.id],
-            function=self.stacks.innermost(segment.stack_id) if segment else None,
+            function=self.stacks.innermost(stack_id),
+            engine_function=self.stacks.innermost(stack_id, f"/{self.signatures.engine}/"),
             wait_status=first.wait_status,
             root_wait_status=root.wait_status,
         )

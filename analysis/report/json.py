@@ -77,6 +77,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
         "pid": failure.pid,
         "role": failure.role,
         "function": failure.function,
+        "engine_function": failure.engine_function,
         "wait_status": failure.wait_status,
         "root_wait_status": failure.root_wait_status,
     }

@@ -163,9 +163,11 @@ def _listed(words: Sequence[str]) -> str:
 def _failure_line(start: Start, failure: Failure) -> str:
     titles = {step.id: step.title for step in start.result.steps}
     where = f" in {titles[failure.step]}" if failure.step else ""
-    function = f", last seen in {escape(failure.function)}" if failure.function else ""
+    functions = [failure.function, failure.engine_function]
+    seen = [escape(function) for function in dict.fromkeys(functions) if function]
+    last = f", last seen in {', below '.join(seen)}" if seen else ""
     who = next(life for life in start.result.processes if life.id == failure.process_id)
-    return f"It died{where}: {_who(start, who)} {_ended(failure.wait_status)}{function}."
+    return f"It died{where}: {_who(start, who)} {_ended(failure.wait_status)}{last}."
 
 
 def _ended(wait_status: int | None) -> str:

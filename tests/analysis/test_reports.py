@@ -115,7 +115,7 @@ def test_a_failure_says_where_and_how(tmp_path: Path) -> None:
     assert "failed after 0.090 s" in table
     flat = " ".join(table.split())
     assert "It died in Load: Engine (pid 200) was killed by signal 9 (Killed)" in flat
-    assert "last seen in \\x1b]0;owned\\x07:\\x1b[31mred." in flat
+    assert "last seen in \\x1b]0;owned\\x07:\\x1b[31mred, below model:Model.load." in flat
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(start: Start) -> None:

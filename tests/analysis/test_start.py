@@ -86,6 +86,7 @@ def test_a_failure_names_the_first_process_that_died(tmp_path: Path) -> None:
     assert (failure.step, failure.substep) == ("load", "weights")
     assert (failure.pid, failure.role, failure.wait_status) == (200, "engine", 9)
     assert failure.function == "other:Other.help"
+    assert failure.engine_function == "model:Model.load"
     assert failure.root_wait_status == 256
 
 
