@@ -161,11 +161,12 @@ class Progress:
 
     def _take_found(self, event: ProcessFound) -> None:
         process = self._process(event.process)
-        self._begin_ns = self._begin_ns or event.process.start_ns
+        self._begin_ns = min(self._begin_ns or event.process.start_ns, event.process.start_ns)
         self._now_ns = max(self._now_ns, event.ts_ns)
         if event.parent is not None and event.parent in self._processes:
             self._adopt(event.parent, event.process)
-        self._name(process, event.argv[0] if event.argv else "", event.argv)
+        if not process.role:
+            self._name(process, event.argv[0] if event.argv else "", event.argv)
 
     def _take_forked(self, event: ProcessForked) -> None:
         self._advance(event.ts_ns)
@@ -242,6 +243,8 @@ class Progress:
     def _adopt(self, parent: ProcessId, child: ProcessId) -> None:
         self._process(child).parent = parent
         self._process(parent).children.append(child)
+        while self._root is not None and (above := self._processes[self._root].parent):
+            self._root = above  # something else of its tree was heard of first
 
 
 _TAKERS: dict[type, Callable[[Progress, Any], None]] = {

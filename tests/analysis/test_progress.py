@@ -9,8 +9,8 @@ from pathlib import Path
 
 from analysis.progress import Progress
 from analysis.signature import Signatures
-from probes.events import Event
-from tests.analysis.synthetic import SIGNATURES, Story
+from probes.events import Event, ProcessId
+from tests.analysis.synthetic import ROOT, SIGNATURES, Story, at
 
 S = 1000
 ROOT_FOLDER = Path(__file__).parents[2]
@@ -82,6 +82,20 @@ def test_a_wait_counts_for_the_process_that_is_waited_for() -> None:
     assert shown(story) == [
         "coldtrace:    1.0 s  Prepare took 1.0 s",
         "coldtrace:    4.0 s  Load took 3.0 s",
+        "coldtrace:    6.0 s  Serve took 2.0 s",
+    ]
+
+
+def test_a_tree_that_was_running_is_told_from_its_root() -> None:
+    story = Story()
+    story.events.clear()
+    engine = ProcessId(200, at(100))
+    story.sample(2 * S, "engine load", engine)  # before anyone said whose child it is
+    story.found(ROOT, ProcessId(1, 0), 2 * S).found(engine, ROOT, 2 * S)
+    story.wait(2 * S + 1, "main wait_for_engine").sample(4 * S, "main startup")
+    story.sample(6 * S, "main startup")
+    assert shown(story) == [
+        "coldtrace:    4.0 s  Load took 2.0 s",
         "coldtrace:    6.0 s  Serve took 2.0 s",
     ]
 
