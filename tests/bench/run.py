@@ -28,6 +28,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from probes import proc
 from tracer.errors import ColdtraceError
 from tracer.trace import Trace
@@ -84,9 +86,14 @@ TRACERS: dict[str, Wrap] = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: `ready_s` from vLLM's exec, `setup_s` what the tracer took before it."""
+    """One start: `ready_s` from vLLM's exec, `setup_s` what the tracer took before it.
+
+    `cpu_s` is what vLLM's processes had used by then: other programs that run
+    meanwhile disturb it less.
+    """
 
     ready_s: float
+    cpu_s: float
     setup_s: float
     file: Path
 
@@ -100,10 +107,13 @@ def serve(tracer: str, mode: str, folder: Path) -> Start:
     began_ns = time.monotonic_ns()
     with running(command, folder / f"{file.name}.log") as child:
         ready_ns = wait_until_ready(child, port)
-        executed_ns = began_ns if tracer == "untraced" else vllm_started_ns(child.pid)
+        server = child.pid if tracer == "untraced" else vllm_under(child.pid)
+        cpu_s = used_cpu_s(server)
+        executed_ns = began_ns if tracer == "untraced" else started_ns(server)
     if tracer == "coldtrace":  # its own start of the clock is vLLM's exec, to the microsecond
         executed_ns = int(Trace.open(file).meta["begin_ns"])
-    return Start((ready_ns - executed_ns) / 1e9, max(0, executed_ns - began_ns) / 1e9, file)
+    setup_s = max(0, executed_ns - began_ns) / 1e9
+    return Start((ready_ns - executed_ns) / 1e9, cpu_s, setup_s, file)
 
 
 @contextmanager
@@ -154,13 +164,26 @@ def is_healthy(port: int) -> bool:
         connection.close()
 
 
-def vllm_started_ns(pid: int) -> int:
-    """When the server under the tracer `pid` came to be, to 10 ms."""
+def vllm_under(pid: int) -> int:
+    """The pid of the server that the tracer `pid` has started."""
     for child in proc.descendants(pid):
-        entry, argv = proc.stat(child), proc.argv(child)
-        if entry is not None and argv and str(VLLM) in argv:
-            return entry.start_ns
+        if str(VLLM) in (proc.argv(child) or ()):
+            return child
     raise BenchError("no vLLM is seen under its tracer")
+
+
+def started_ns(pid: int) -> int:
+    """When `pid` came to be, to 10 ms."""
+    entry = proc.stat(pid)
+    if entry is None:
+        raise BenchError("the server has gone")
+    return entry.start_ns
+
+
+def used_cpu_s(pid: int) -> float:
+    """CPU seconds of `pid` and all under it, those included that have ended."""
+    times = (psutil.Process(one).cpu_times() for one in (pid, *proc.descendants(pid)))
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
 
 
 def free_port() -> int:
@@ -186,14 +209,16 @@ def bench_starts(mode: str, pairs: int, folder: Path) -> None:
         for name in names[turn:] + names[:turn]:
             start = serve(name, mode, folder)
             starts[name].append(start)
-            print(f"  {pair + 1}/{pairs} {name:10} {start.ready_s:7.2f} s", flush=True)
+            said = f"{start.ready_s:7.2f} s, {start.cpu_s:7.2f} s of CPU"
+            print(f"  {pair + 1}/{pairs} {name:10}{said}", flush=True)
     for name in names:
         print(f"{name:10} {spread([start.ready_s for start in starts[name]], ' s', 2)}")
     for name in names[1:]:
-        both = zip(starts[name], starts["untraced"], strict=True)
-        ratios = [traced.ready_s / plain.ready_s for traced, plain in both]
-        setup = statistics.median(start.setup_s for start in starts[name])
-        print(f"{name}/untraced {spread(ratios, '', 3)}; set-up before vLLM's exec {setup:.1f} s")
+        both = list(zip(starts[name], starts["untraced"], strict=True))
+        wall = spread([traced.ready_s / plain.ready_s for traced, plain in both], "", 3)
+        cpu = spread([traced.cpu_s / plain.cpu_s for traced, plain in both], "", 3)
+        setup_s = statistics.median(start.setup_s for start in starts[name])
+        print(f"{name}/untraced {wall}; CPU {cpu}; {setup_s:.1f} s of set-up before the exec")
     print_recorder([start.file for start in starts["coldtrace"]])
 
 
@@ -278,7 +303,13 @@ def main() -> int:
             for name in names:
                 bench = bench_starts if name in MODES else bench_micro
                 bench(name, options.pairs, Path(folder))
-        except (BenchError, ColdtraceError, OSError, subprocess.TimeoutExpired) as error:
+        except (
+            BenchError,
+            ColdtraceError,
+            OSError,
+            psutil.Error,
+            subprocess.TimeoutExpired,
+        ) as error:
             print(f"bench: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
