@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from analysis.start import Start
 from tracer.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 PLAIN_WIDTH = 80
 
@@ -41,18 +45,27 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    from analysis.report import terminal
+    from analysis.report.terminal import report
 
-    parts = []
-    if imports:
-        parts.append(terminal.imports_report(start))
-    if files:
-        parts.append(terminal.files_report(start))
-    if step is not None:
-        known = terminal.step_ids(start)
-        if step not in known:
-            raise UsageError(f"no step is called {step}; there are: {', '.join(known)}")
-        parts.append(terminal.step_report(start, step))
+    details = list(_details(start, imports, files, step))
     console = Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
-    for part in parts or [terminal.report(start, view)]:
+    for part in details or [report(start, view)]:
         console.print(part)
+
+
+def _details(
+    start: Start, imports: bool, files: bool, step: str | None
+) -> Iterator[RenderableType]:
+    if not imports and not files and step is None:
+        return
+    from analysis.report import details
+
+    if step is not None and step not in details.step_ids(start):
+        known = ", ".join(details.step_ids(start))
+        raise UsageError(f"no step is called {step}; there are: {known}")
+    if imports:
+        yield details.imports_report(start)
+    if files:
+        yield details.files_report(start)
+    if step is not None:
+        yield details.step_report(start, step)

@@ -68,6 +68,7 @@ class ProcessLife:
 
     id: int
     pid: int
+    parent_id: int | None
     parent_pid: int | None
     role: str
     program: str

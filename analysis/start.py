@@ -136,6 +136,11 @@ class Start:
             notes=tuple(self._notes()),
         )
 
+    def is_part(self, process_id: int) -> bool:
+        """Whether a process is a part of the server, not a tool of one."""
+        role = self.signatures.roles.get(self.roles[process_id])
+        return process_id == self.trace.meta["root"] or (role is not None and not role.inherits)
+
     @property
     def _period_ns(self) -> int:
         hz = self.trace.meta.get("options", {}).get("hz", DEFAULT_HZ)
@@ -224,9 +229,12 @@ class Start:
         for process in sorted(processes.values(), key=lambda each: (each.start_ns, each.id)):
             forked_as = programs.get(process.parent_id, "")
             programs[process.id] = program(process) or forked_as
+            if process.start_ns >= self.end_ns:
+                return
             yield ProcessLife(
                 process.id,
                 process.pid,
+                process.parent_id,
                 None if process.parent_id is None else processes[process.parent_id].pid,
                 self.roles[process.id],
                 programs[process.id],
@@ -275,7 +283,7 @@ class Start:
         dead = [
             process
             for process in self.trace.processes.values()
-            if process.wait_status and process.end_ns and self._is_part(process)
+            if process.wait_status and process.end_ns and self.is_part(process.id)
         ]
         first = min(dead, key=lambda process: process.end_ns or 0, default=root)
         segment = self._newest(first.end_ns or self.end_ns)
@@ -310,10 +318,3 @@ class Start:
         least_ns = min(NEW_PERIODS * self._period_ns, max(times.values(), default=0))
         new = [substep for substep, time_ns in times.items() if time_ns >= least_ns]
         return last[max(new, key=first.__getitem__)] if new else None
-
-    def _is_part(self, process: Process) -> bool:
-        """Whether a process is a part of the server, not a tool of one."""
-        if process.id == self.trace.meta["root"]:
-            return True
-        role = self.signatures.roles.get(self.roles[process.id])
-        return role is not None and not role.inherits

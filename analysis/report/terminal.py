@@ -15,20 +15,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis.files import FileUse, files_of
-from analysis.modules import ModuleNode, time_by_package
+from analysis.modules import time_by_package
+from analysis.report.cells import function_times, in_seconds, role_title, safe, unnamed, who
 from analysis.result import Failure, ProcessLife, Result, Segment, SubstepTime
 from analysis.start import Start
 from tracer.text import escape
 
-UNATTRIBUTED = "unattributed"
 BAR_WIDTH = 16
 TOP_PACKAGES = 5
-TOP_MODULES = 20
-TOP_FILES = 10
-TOP_FUNCTIONS = 15
-SMALL_BRANCH = 0.02
-"""Branches of the import tree below this share of it are left out."""
 NOTEWORTHY_SHARE = 0.01
 """An unattributed share above this is explained."""
 
@@ -68,7 +62,7 @@ def _headline(result: Result) -> str:
     version = result.versions.get(engine)
     name = f"{engine} {escape(version)}" if version else engine
     after = {"ready": "ready after", "failed": "failed after", "interrupted": "interrupted after"}
-    return f"Cold start of {name}: {after[result.outcome]} {_seconds(result.wall_ns)}"
+    return f"Cold start of {name}: {after[result.outcome]} {in_seconds(result.wall_ns)}"
 
 
 def _paper_rows(result: Result) -> list[_Row]:
@@ -136,7 +130,7 @@ def _paragraphs(start: Start) -> Iterator[Text]:
     for why_not, titles in _absent(result).items():
         yield Text(f"{_listed(titles)} didn't happen: {why_not}.")
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
-        yield Text(f"Unattributed is mostly: {_top_functions(start, _unnamed(result))}.")
+        yield Text(f"Unattributed is mostly: {_top_functions(start, unnamed(result))}.")
     yield from map(Text, _import_lines(start))
     compilers = _compilers(result)
     if compilers:
@@ -166,8 +160,8 @@ def _failure_line(start: Start, failure: Failure) -> str:
     functions = [failure.function, failure.engine_function]
     seen = [escape(function) for function in dict.fromkeys(functions) if function]
     last = f", last seen in {', below '.join(seen)}" if seen else ""
-    who = next(life for life in start.result.processes if life.id == failure.process_id)
-    return f"It died{where}: {_who(start, who)} {_ended(failure.wait_status)}{last}."
+    dead = next(life for life in start.result.processes if life.id == failure.process_id)
+    return f"It died{where}: {who(start, dead)} {_ended(failure.wait_status)}{last}."
 
 
 def _ended(wait_status: int | None) -> str:
@@ -180,22 +174,9 @@ def _ended(wait_status: int | None) -> str:
     return f"exited with status {os.waitstatus_to_exitcode(wait_status)}"
 
 
-def _unnamed(result: Result) -> list[Segment]:
-    return [each for each in result.segments if each.substep is None and not each.missed]
-
-
 def _top_functions(start: Start, segments: Iterable[Segment], top: int = 3) -> str:
-    times = _function_times(start, segments)[:top]
-    return ", ".join(f"{escape(name)} {_seconds(ns)}" for name, ns in times)
-
-
-def _function_times(start: Start, segments: Iterable[Segment]) -> list[tuple[str, int]]:
-    """Time by the innermost function, the largest first."""
-    times: dict[str, int] = {}
-    for segment in segments:
-        name = start.stacks.innermost(segment.stack_id) or "(no Python seen)"
-        times[name] = times.get(name, 0) + segment.duration_ns
-    return sorted(times.items(), key=lambda item: -item[1])
+    times = function_times(start, segments)[:top]
+    return ", ".join(f"{escape(name)} {in_seconds(ns)}" for name, ns in times)
 
 
 def _import_lines(start: Start) -> Iterator[str]:
@@ -206,16 +187,14 @@ def _import_lines(start: Start) -> Iterator[str]:
         if total_ns < NOTEWORTHY_SHARE * start.result.wall_ns:
             continue
         top = list(packages.items())[:TOP_PACKAGES]
-        parts = ", ".join(f"{escape(name)} {_seconds(ns)}" for name, ns in top)
-        yield f"Imports of {_who(start, life)}, {_seconds(total_ns)}: {parts}."
+        parts = ", ".join(f"{escape(name)} {in_seconds(ns)}" for name, ns in top)
+        yield f"Imports of {who(start, life)}, {in_seconds(total_ns)}: {parts}."
 
 
 def _compilers(result: Result) -> str | None:
     """The external compilers, those that others call counted with their caller."""
-    pids = {life.pid for life in result.processes if life.role == "compiler"}
-    outermost = [
-        life for life in result.processes if life.pid in pids and life.parent_pid not in pids
-    ]
+    compilers = {life.id: life for life in result.processes if life.role == "compiler"}
+    outermost = [life for life in compilers.values() if life.parent_id not in compilers]
     if not outermost:
         return None
     by_program: dict[str, list[int]] = {}
@@ -223,7 +202,7 @@ def _compilers(result: Result) -> str | None:
         end_ns = result.end_ns if life.end_ns is None else min(life.end_ns, result.end_ns)
         by_program.setdefault(life.program, []).append(max(end_ns - life.start_ns, 0))
     parts = (
-        f"{escape(name)} {len(times)} times, {_seconds(sum(times))}"
+        f"{escape(name)} {len(times)} times, {in_seconds(sum(times))}"
         for name, times in by_program.items()
     )
     return f"External compilers: {'; '.join(parts)}."
@@ -238,13 +217,13 @@ def _process_table(start: Start) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("program", no_wrap=True, overflow="ellipsis")
     for life in result.processes:
-        if _is_part(start, life):
+        if start.is_part(life.id):
             table.add_row(
-                _title(start, life),
+                safe(role_title(start, life)),
                 str(life.pid),
                 f"{(life.start_ns - result.start_ns) / 1e9:.3f}",
                 _end(life, result),
-                _safe(life.program),
+                safe(life.program),
             )
     return table
 
@@ -253,26 +232,12 @@ def _other_processes(start: Start) -> Iterator[str]:
     """How many there were of each program that is no part of the server."""
     counts: dict[str, int] = {}
     for life in start.result.processes:
-        if not _is_part(start, life):
+        if not start.is_part(life.id):
             name = escape(life.program)
             counts[name] = counts.get(name, 0) + 1
     if counts:
         parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         yield f"Other processes: {parts}."
-
-
-def _is_part(start: Start, life: ProcessLife) -> bool:
-    role = start.signatures.roles.get(life.role)
-    return (role is not None and not role.inherits) or life.parent_pid is None
-
-
-def _title(start: Start, life: ProcessLife) -> str:
-    role = start.signatures.roles.get(life.role)
-    return role.title if role else escape(life.program) or life.role
-
-
-def _who(start: Start, life: ProcessLife) -> str:
-    return f"{_title(start, life)} (pid {life.pid})"
 
 
 def _end(life: ProcessLife, result: Result) -> str:
@@ -302,205 +267,5 @@ def _cost(result: Result) -> str:
         parts.append(f"recorder {overhead.recorder_cpu_s:.2f} s of CPU ({share:.1%} of one core)")
     if overhead.recorder_peak_rss_bytes is not None:
         parts.append(f"{overhead.recorder_peak_rss_bytes / 1e6:.0f} MB")
-    parts.append(f"{_seconds(overhead.observed_cost_ns)} inside the observed processes")
+    parts.append(f"{in_seconds(overhead.observed_cost_ns)} inside the observed processes")
     return ", ".join(parts)
-
-
-# The import tree ------------------------------------------------------------------
-
-
-def imports_report(start: Start) -> RenderableType:
-    """For each process, what its imports took: by package, by module, and nested."""
-    parts: list[RenderableType] = []
-    for life in start.result.processes:
-        roots = start.imports.get(life.id)
-        if not roots:
-            continue
-        nodes = [node for root in roots for node in root.walk()]
-        total_ns = sum(root.total_ns for root in roots)
-        title = f"{_who(start, life)}: {len(nodes)} module bodies, {_seconds(total_ns)}"
-        parts += [Text(title, style="bold"), _package_table(roots, nodes, total_ns)]
-        parts += [_module_table(nodes, total_ns), _nested_table(roots, total_ns), Text("")]
-    if not parts:
-        return Text("No module body was seen: the trace has no exact imports.")
-    return Group(*parts)
-
-
-def _package_table(roots: list[ModuleNode], nodes: list[ModuleNode], total_ns: int) -> Table:
-    table = _time_table("package", "modules")
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node.package] = counts.get(node.package, 0) + 1
-    for package, self_ns in list(time_by_package(roots).items())[:TOP_MODULES]:
-        _add_time(table, package, str(counts[package]), self_ns, total_ns)
-    return table
-
-
-def _module_table(nodes: list[ModuleNode], total_ns: int) -> Table:
-    table = _time_table("module, without what it imports", "")
-    for node in sorted(nodes, key=lambda node: -node.self_ns)[:TOP_MODULES]:
-        _add_time(table, node.name, "", node.self_ns, total_ns)
-    return table
-
-
-def _nested_table(roots: list[ModuleNode], total_ns: int) -> Table:
-    """The tree, its small branches left out."""
-    table = _time_table("module, with what it imports", "")
-    least_ns = max(round(SMALL_BRANCH * total_ns), 1)
-    pending = [(root, 0) for root in reversed(roots)]
-    while pending:
-        node, depth = pending.pop()
-        if node.total_ns < least_ns:
-            continue
-        _add_time(table, " " * depth + node.name, "", node.total_ns, total_ns)
-        pending += [(child, depth + 1) for child in reversed(node.children)]
-    return table
-
-
-def _time_table(first: str, second: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column(first, width=46, no_wrap=True, overflow="ellipsis")
-    table.add_column(second, justify="right", no_wrap=True, width=7)
-    table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    return table
-
-
-def _add_time(table: Table, name: str, extra: str, duration_ns: int, whole_ns: int) -> None:
-    share = duration_ns / whole_ns if whole_ns else 0.0
-    table.add_row(_safe(name), extra, f"{duration_ns / 1e9:.3f}", f"{share:.1%}")
-
-
-# Files ------------------------------------------------------------------------------
-
-
-def files_report(start: Start) -> RenderableType:
-    """The files class by class, and the most used of each."""
-    uses = files_of(start)
-    if not uses:
-        return Text("No file was seen: the trace has none.")
-    table = _table_of_files()
-    titles = {group.id: group.title for group in start.signatures.files}
-    for kind in dict.fromkeys([*titles, *(use.kind for use in uses)]):
-        same = [use for use in uses if use.kind == kind]
-        if same:
-            title = f"{titles.get(kind, kind)}: {len(same)} files"
-            opens, open_ns = sum(use.opens for use in same), sum(use.open_ns for use in same)
-            read, mapped = (sum(use.read_bytes for use in same), sum(u.mapped_bytes for u in same))
-            bold = (title, str(opens), "", _seconds(open_ns), _bytes(read), _bytes(mapped))
-            table.add_row(*bold, style="bold")
-            _add_files(table, start, same[:TOP_FILES])
-    return table
-
-
-def _table_of_files() -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("file", width=31, no_wrap=True)
-    for name in ("opens", "first at", "open for", "read", "mapped"):
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _add_files(table: Table, start: Start, uses: list[FileUse]) -> None:
-    for use in uses:
-        table.add_row(
-            Text("  " + _end_of(escape(use.path), 29)),
-            str(use.opens),
-            f"{(use.first_ns - start.begin_ns) / 1e9:.3f}",
-            _seconds(use.open_ns),
-            _bytes(use.read_bytes),
-            _bytes(use.mapped_bytes),
-        )
-
-
-def _end_of(text: str, width: int) -> str:
-    return text if len(text) <= width else "…" + text[-(width - 1) :]
-
-
-# One step ----------------------------------------------------------------------------
-
-
-def step_report(start: Start, step_id: str) -> RenderableType:
-    """Where one step's time went: by process and by function, and its files.
-
-    `step_id` is one of `step_ids`.
-    """
-    result = start.result
-    substeps = _substeps_of(result, step_id)
-    segments = _unnamed(result)
-    if substeps is not None:
-        segments = [each for each in result.segments if each.substep in substeps]
-    total_ns = sum(segment.duration_ns for segment in segments)
-    title = Text(f"{step_id}: {_seconds(total_ns)}", style="bold")
-    if not segments:
-        why_not = _reasons(result).get(step_id)
-        return Group(
-            title, Text(f"It didn't happen: {why_not}." if why_not else "It took no time.")
-        )
-    functions = _time_table("function on the critical path, its own time", "")
-    for name, duration_ns in _function_times(start, segments)[:TOP_FUNCTIONS]:
-        _add_time(functions, name, "", duration_ns, total_ns)
-    parts: list[RenderableType] = [title, _owner_table(start, segments, total_ns), functions]
-    uses = files_of(start, [(segment.start_ns, segment.end_ns) for segment in segments])
-    if uses:
-        table = _table_of_files()
-        _add_files(table, start, uses[:TOP_FILES])
-        parts += [Text(f"Opened meanwhile, {len(uses)} files:"), table]
-    return Group(*parts)
-
-
-def step_ids(start: Start) -> list[str]:
-    """What `step_report` can be asked for: steps, sub-steps, and what has no name."""
-    ids = []
-    for step in start.result.steps:
-        ids += [step.id, *(substep.id for substep in step.substeps)]
-    return [*ids, UNATTRIBUTED]
-
-
-def _reasons(result: Result) -> dict[str, str | None]:
-    """Why steps and sub-steps didn't happen, by id."""
-    reasons = {step.id: step.why_not for step in result.steps}
-    reasons |= {sub.id: sub.why_not for step in result.steps for sub in step.substeps}
-    return reasons
-
-
-def _substeps_of(result: Result, step_id: str) -> set[str] | None:
-    if step_id == UNATTRIBUTED:
-        return None
-    for step in result.steps:
-        if step.id == step_id:
-            return {substep.id for substep in step.substeps}
-    return {step_id}
-
-
-def _owner_table(start: Start, segments: list[Segment], total_ns: int) -> Table:
-    table = _time_table("process and sub-step", "pid")
-    lives = {life.id: life for life in start.result.processes}
-    times: dict[tuple[int, str], int] = {}
-    for segment in segments:
-        key = (segment.process_id, segment.substep or UNATTRIBUTED)
-        times[key] = times.get(key, 0) + segment.duration_ns
-    for (process_id, substep), duration_ns in sorted(times.items(), key=lambda item: -item[1]):
-        life = lives[process_id]
-        _add_time(table, f"{_title(start, life)}: {substep}", str(life.pid), duration_ns, total_ns)
-    return table
-
-
-def _safe(text: str) -> Text:
-    """A cell with text from the traced side; a plain string would be read as markup."""
-    return Text(escape(text))
-
-
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e9:.3f} s"
-
-
-def _bytes(count: int) -> str:
-    if count == 0:
-        return "-"
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"

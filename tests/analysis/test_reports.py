@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from analysis.commands import analyze
 from analysis.files import files_of
-from analysis.report import terminal
+from analysis.report import details, terminal
 from analysis.report.json import to_json
 from analysis.start import Start
 from probes.events import FileUsed
@@ -82,8 +82,8 @@ def test_a_step_that_did_not_happen_is_no_zero(tmp_path: Path) -> None:
 
 
 def test_every_line_fits_into_80_columns(start: Start) -> None:
-    parts = [terminal.report(start), terminal.imports_report(start), terminal.files_report(start)]
-    parts += [terminal.step_report(start, name) for name in terminal.step_ids(start)]
+    parts = [terminal.report(start), details.imports_report(start), details.files_report(start)]
+    parts += [details.step_report(start, name) for name in details.step_ids(start)]
     for part in parts:
         assert max(len(line) for line in text(part).splitlines()) <= 80
 
@@ -119,8 +119,8 @@ def test_a_failure_says_where_and_how(tmp_path: Path) -> None:
 
 
 def test_nothing_that_a_terminal_obeys_is_printed(start: Start) -> None:
-    parts = [terminal.report(start), terminal.imports_report(start), terminal.files_report(start)]
-    parts += [terminal.step_report(start, name) for name in terminal.step_ids(start)]
+    parts = [terminal.report(start), details.imports_report(start), details.files_report(start)]
+    parts += [details.step_report(start, name) for name in details.step_ids(start)]
     for part in parts:
         assert not [
             character for character in text(part) if ord(character) < 32 and character != "\n"
@@ -131,7 +131,7 @@ def test_names_in_brackets_are_no_markup(tmp_path: Path) -> None:
     story = Story().sample(10, "/lib/[red]x.py:[bold]f")
     start = story.start(tmp_path, 100)
     assert "[red]x:[bold]f" in text(terminal.report(start))
-    assert "[red]x:[bold]f" in text(terminal.step_report(start, "unattributed"))
+    assert "[red]x:[bold]f" in text(details.step_report(start, "unattributed"))
 
 
 def test_files_are_taken_together_by_path(start: Start) -> None:
@@ -140,7 +140,7 @@ def test_files_are_taken_together_by_path(start: Start) -> None:
     assert (weights.opens, weights.open_ns) == (2, 60_000_000)
     assert (weights.read_bytes, weights.mapped_bytes) == (1200, 3_000_000)
     assert (odd.kind, odd.size_bytes) == ("other", None)
-    report = text(terminal.files_report(start))
+    report = text(details.files_report(start))
     assert "Weights: 1 files" in report
     assert "\\x1b[2Jodd" in report
 
@@ -151,31 +151,31 @@ def test_files_of_some_stretches_of_time(start: Start) -> None:
 
 
 def test_one_step_by_process_function_and_file(start: Start) -> None:
-    report = text(terminal.step_report(start, "load"))
+    report = text(details.step_report(start, "load"))
     assert "load: 0.055 s" in report
     assert "Engine: weights" in report
     assert "\\x1b[31mred" in report
     assert "model.safetensors" in report
-    assert "It didn't happen: no trial was held." in text(terminal.step_report(start, "trial"))
-    assert "It took no time." in text(terminal.step_report(start, "tokens_server"))
+    assert "It didn't happen: no trial was held." in text(details.step_report(start, "trial"))
+    assert "It took no time." in text(details.step_report(start, "tokens_server"))
 
 
 def test_a_step_that_did_not_happen_says_so_when_asked_for(tmp_path: Path) -> None:
     story = Story(("toy", "serve", "--dry")).sample(10, "main config")
-    report = text(terminal.step_report(story.start(tmp_path, 20), "load"))
+    report = text(details.step_report(story.start(tmp_path, 20), "load"))
     assert "It didn't happen: --dry loads nothing." in report
 
 
 def test_imports_by_package_module_and_nesting(start: Start) -> None:
-    report = text(terminal.imports_report(start))
+    report = text(details.imports_report(start))
     assert "Server (pid 100): 1 module bodies, 0.006 s" in report
     assert report.count("big ") == 3
 
 
 def test_no_imports_and_no_files_are_said(tmp_path: Path) -> None:
     start = Story().sample(10, "main").start(tmp_path, 20)
-    assert "No module body was seen" in text(terminal.imports_report(start))
-    assert "No file was seen" in text(terminal.files_report(start))
+    assert "No module body was seen" in text(details.imports_report(start))
+    assert "No file was seen" in text(details.files_report(start))
 
 
 # JSON ---------------------------------------------------------------------------
