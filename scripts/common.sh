@@ -1,5 +1,8 @@
 # Sourced by the scripts beside it: plain words to the user, root where it's needed, progress.
 
+# without it bash goes on where what it ran took the Ctrl-C
+trap 'exit 130' INT
+
 die() { printf 'coldtrace: %s\n' "$*" >&2; exit 1; }
 
 # as_root COMMAND...: as root itself, else through sudo.
