@@ -48,7 +48,8 @@ def _print(
     from analysis.report.terminal import report
 
     details = list(_details(start, imports, files, step))
-    console = Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+    width = None if stream.isatty() else PLAIN_WIDTH
+    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     for part in details or [report(start, view)]:
         console.print(part)
 

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
+from functools import cache
 from os.path import basename
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,9 @@ class Signatures:
         self._marks = _marks(data)
 
     @classmethod
+    @cache
     def load(cls, engine: str = "vllm") -> Signatures:
-        """The signatures of `engine` that coldtrace comes with."""
+        """The signatures of `engine` that coldtrace comes with, read once a process."""
         with open(FOLDER / f"{engine}.toml", "rb") as file:
             return cls(tomllib.load(file))
 
