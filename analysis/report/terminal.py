@@ -127,6 +127,8 @@ def _paragraphs(start: Start) -> Iterator[Text]:
     result = start.result
     if result.failure is not None:
         yield Text(_failure_line(start, result.failure), style="bold red")
+    if result.outcome == "interrupted" and result.segments:
+        yield Text(_interruption_line(start, result.segments[-1]))
     for why_not, titles in _absent(result).items():
         yield Text(f"{_listed(titles)} didn't happen: {why_not}.")
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
@@ -162,6 +164,15 @@ def _failure_line(start: Start, failure: Failure) -> str:
     last = f", last seen in {', below '.join(seen)}" if seen else ""
     dead = next(life for life in start.result.processes if life.id == failure.process_id)
     return f"It died{where}: {who(start, dead)} {_ended(failure.wait_status)}{last}."
+
+
+def _interruption_line(start: Start, last: Segment) -> str:
+    lives = {life.id: life for life in start.result.processes}
+    titles = {sub.id: sub.title for step in start.result.steps for sub in step.substeps}
+    doing = f"at {titles[last.substep]}" if last.substep else "busy with what has no name"
+    function = start.stacks.innermost(last.stack_id)
+    where = f", in {escape(function)}" if function else ""
+    return f"At its end {who(start, lives[last.process_id])} was {doing}{where}."
 
 
 def _ended(wait_status: int | None) -> str:

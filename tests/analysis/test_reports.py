@@ -118,6 +118,12 @@ def test_a_failure_says_where_and_how(tmp_path: Path) -> None:
     assert "last seen in \\x1b]0;owned\\x07:\\x1b[31mred, below model:Model.load." in flat
 
 
+def test_an_interruption_says_what_was_going_on(tmp_path: Path) -> None:
+    story = Story().sample(10, "main load helper")
+    table = text(terminal.report(story.start(tmp_path, 100, "interrupted")))
+    assert "At its end Server (pid 100) was at Weights, in other:Other.help." in table
+
+
 def test_nothing_that_a_terminal_obeys_is_printed(start: Start) -> None:
     parts = [terminal.report(start), details.imports_report(start), details.files_report(start)]
     parts += [details.step_report(start, name) for name in details.step_ids(start)]
