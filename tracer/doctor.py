@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -222,15 +223,14 @@ def check_uprobes(events: Path = Path("/sys/bus/event_source/devices")) -> Check
 
 
 def check_bcc() -> Check:
-    """bcc's Python side: the distribution's, not the package of that name on PyPI."""
-    try:
-        import bcc
-
-        detail, found = str(getattr(bcc, "__version__", "unknown version")), hasattr(bcc, "BPF")
-        if not found:
-            detail = f"{bcc.__file__} is another package of that name"
-    except (ImportError, OSError, AttributeError) as error:
-        detail, found = str(error), False
+    """bcc's Python side: the distribution's, not the package of that name on PyPI.
+    Tried in a process of its own, as what it loads may end it."""
+    done = _run([sys.executable, "-c", "import bcc; print(bcc.__version__, bcc.BPF.__name__)"])
+    found = done is not None and done.returncode == 0
+    detail = "can't be tried"
+    if done is not None:
+        last = (done.stdout or done.stderr).strip().splitlines()[-1:]
+        detail = "".join(last).removesuffix(" BPF")
     return Check(
         "bcc",
         found,
@@ -246,7 +246,8 @@ def check_pyspy() -> Check:
     program = pyspy.find_program()
     detail = "not installed"
     if program is not None:
-        detail = _output_of([str(program), "--version"]) or f"{program} doesn't run"
+        done = _run([str(program), "--version"])
+        detail = (done and done.stdout.strip()) or f"{program} doesn't run"
     return Check(
         "py-spy",
         detail.startswith("py-spy"),
@@ -257,12 +258,10 @@ def check_pyspy() -> Check:
     )
 
 
-def _output_of(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return None
 
 
 def check_nvml(library: str = "libnvidia-ml.so.1") -> Check:

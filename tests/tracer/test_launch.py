@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,10 +52,9 @@ SELF_PORTRAIT = r"""
 exec 2>&1
 pwd
 echo "$0 $@"
-cd /proc/self
-grep -E '^(Umask|Uid|Gid|Groups|NSpgid|NSsid|SigBlk|SigIgn|SigCgt|Cap|NoNewPrivs)' status
-cat limits
-tr '\0' '\n' <environ
+grep -E '^(Umask|Uid|Gid|Groups|NSpgid|NSsid|SigBlk|SigIgn|SigCgt|Cap|NoNewPrivs)' /proc/self/status
+cat /proc/self/limits
+tr '\0' '\n' </proc/$$/environ
 exec ls -l /proc/self/fd
 """
 
@@ -105,11 +105,11 @@ def me() -> str:
     return Owner.of_caller({}).name
 
 
-def portrait_under(command: list[str], **options: object) -> str:
+def portrait_under(command: list[str], **options: Any) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=20, check=True, **options
-    )  # type: ignore[call-overload]
-    return done.stdout
+    )
+    return str(done.stdout)
 
 
 def without_times(text: str) -> list[str]:
@@ -153,12 +153,14 @@ def test_an_environment_that_python_would_change(driver: list[str], portrait: st
 
 
 @needs_root
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="no setpriv to compare with")
 def test_as_another_user(driver: list[str], portrait: str) -> None:
     user = Owner.named(USER)
     identity = {"HOME": user.home, "USER": USER, "LOGNAME": USER, "SHELL": "/usr/sbin/nologin"}
     ids = [f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups"]
-    plain = portrait_under(["setpriv", *ids, portrait], env=os.environ | identity)
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("no setpriv to compare with")
+    plain = portrait_under([setpriv, *ids, portrait], env=os.environ | identity)
     launched = portrait_under([*driver, USER, "stay", portrait], env=os.environ | identity)
     assert without_times(launched) == without_times(plain)
     assert f"Uid:\t{user.uid}\t{user.uid}\t{user.uid}\t{user.uid}" in launched
