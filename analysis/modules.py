@@ -49,15 +49,18 @@ class ModuleNode:
             pending.extend(node.children)
 
 
-def is_module_body(function: Function) -> bool:
-    """Whether the function is the body of an importable file.
+def is_import(process: Process, function: Function) -> bool:
+    """Whether a body that ran in `process` was imported, or else its program's own or
+    an evaluated string's; all enter through the same door.
 
-    `exec` and `eval` of a string enter through the same door, as `<string>`;
-    the interpreter's own frozen modules are real ones.
+    The interpreter's own frozen modules are imported.
     """
+    file = function.file
     if function.name != "<module>":
         return False
-    return not function.file.startswith("<") or function.file.startswith("<frozen ")
+    if file.startswith("<frozen "):
+        return True
+    return file.endswith(".py") and not _is_program(file, process)
 
 
 def module_name(file: str) -> str:
@@ -94,7 +97,7 @@ def imports_of(
     under_way: dict[int, list[ModuleNode]] = {}
     for module in sorted(modules, key=lambda module: (module.ts_ns, module.depth)):
         function = functions.get(module.function_id)
-        if function is None or not is_module_body(function) or _is_program(function, process):
+        if function is None or not is_import(process, function):
             continue
         nested = under_way.setdefault(module.tid, [])
         while nested and nested[-1].end_ns <= module.ts_ns:
@@ -114,18 +117,14 @@ def _node(function: Function, module: Module, limit_ns: int) -> ModuleNode:
     return ModuleNode(module_name(file), package_name(file), file, module.tid, module.ts_ns, end_ns)
 
 
-def _is_program(function: Function, process: Process) -> bool:
-    """Whether a body is a script (the process's own, or run again by a child of it)."""
-    if function.file.startswith("<frozen "):
+def _is_program(file: str, process: Process) -> bool:
+    """Whether a file of Python is what one of a process's command lines runs."""
+    if file.endswith("/__init__.py"):
         return False
-    if not function.file.endswith(".py"):
-        return True
-    if function.file.endswith("/__init__.py"):
-        return False
-    name = module_name(function.file)
+    name = module_name(file)
     return any(
         name in (argument, f"{argument}.__main__")
-        or (argument.endswith(".py") and basename(argument) == basename(function.file))
+        or (argument.endswith(".py") and basename(argument) == basename(file))
         for execution in process.execs
         for argument in execution.argv[1:]
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from analysis.modules import ModuleNode, imports_of
+from analysis.modules import ModuleNode, imports_of, is_import
 from analysis.result import (
     Failure,
     Overhead,
@@ -23,6 +23,7 @@ from analysis.signature import Absence, Signatures, StepSignature
 from analysis.stacks import Stacks
 from analysis.steps import Partition
 from analysis.timelines import Member, Threads
+from probes.events import SampleCause
 from tracer.trace import Module, Process, Sample, Trace
 
 DEFAULT_HZ = 99
@@ -149,12 +150,13 @@ class Start:
     def _member(self, process: Process) -> Member:
         role = self.roles[process.id]
         known = self.signatures.roles.get(role)
-        samples, imports = self.trace.samples(process.id), self.imports.get(process.id, [])
+        imports = self.imports.get(process.id, [])
         return Member(
             process,
             role,
-            [each for each in samples if each.tid == process.pid and self._is_python(each)],
+            list(self._holding(process)),
             [body for body in imports if body.tid == process.pid],
+            self._programs_ns.get(process.id, []),
             known.before_python if known else self.signatures.before_python,
             self._made_roles.get(process.id),
             known.substep if known else None,
@@ -170,8 +172,30 @@ class Start:
             if process.parent_id is not None and self.roles[process.id] in self.signatures.waited
         }
 
-    def _is_python(self, sample: Sample) -> bool:
-        return self.stacks.is_python(sample.stack_id)
+    def _holding(self, process: Process) -> Iterator[Sample]:
+        """The samples of a main thread that tell until when they hold: one that was
+        taken of something exact does, if others were taken regularly around it."""
+        regular_ns = 0
+        for sample in self.trace.samples(process.id):
+            if sample.tid != process.pid or not self.stacks.is_python(sample.stack_id):
+                continue
+            if sample.cause is not SampleCause.EDGE:
+                regular_ns = sample.ts_ns
+            elif sample.ts_ns - regular_ns > 2 * self._period_ns:
+                continue
+            yield sample
+
+    @cached_property
+    def _programs_ns(self) -> dict[int, list[int]]:
+        """When the outermost body that is no import was entered on each main thread."""
+        entered: dict[int, list[int]] = {}
+        for module in self.trace.modules():
+            process = self.trace.processes[module.process_id]
+            if module.tid == process.pid and module.depth == 0:
+                function = self.trace.functions[module.function_id]
+                if not is_import(process, function):
+                    entered.setdefault(process.id, []).append(module.ts_ns)
+        return entered
 
     def _steps(self) -> tuple[StepTime, ...]:
         times: dict[str, int] = {}
@@ -195,6 +219,8 @@ class Start:
         reason = self._known_reason(step_id)
         if reason is not None:
             return reason
+        if not self._has_stacks:
+            return "not seen, since no stacks were taken"
         if self.trace.meta["seen_from_ns"] > self.begin_ns:
             return "not seen; it may have been over before the tracer came"
         return "the start ended before it" if self._is_cut else "none of its functions was seen"
@@ -202,6 +228,17 @@ class Start:
     @property
     def _is_cut(self) -> bool:
         return bool(self.trace.meta["outcome"] != "ready")
+
+    @cached_property
+    def _has_stacks(self) -> bool:
+        samples = (each for process in self.trace.processes for each in self.trace.samples(process))
+        return any(sample.cause is not SampleCause.EDGE for sample in samples)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether what wasn't seen didn't happen."""
+        missed = self.trace.meta["seen_from_ns"] > self.begin_ns
+        return self._has_stacks and not missed and not self._is_cut
 
     def _known_reason(self, of: str) -> str | None:
         for absence in self.signatures.absences:
@@ -211,7 +248,7 @@ class Start:
 
     def _explains(self, absence: Absence) -> bool:
         if not absence.arguments and not absence.ran_in:  # an empty place tells this much only
-            return not self._is_cut and self.trace.meta["seen_from_ns"] == self.begin_ns
+            return self._is_whole
         given = not self._arguments.isdisjoint(absence.arguments)
         return given or any(map(self.stacks.ran_in, absence.ran_in))
 

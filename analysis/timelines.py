@@ -51,7 +51,8 @@ class Member:
 
     samples: its main thread's, by time, those without Python left out.
     imports: the outermost module bodies of its main thread, by time.
-    before_python: what it is at from its start to the first sign of Python.
+    programs_ns: when the bodies of programs themselves were entered there.
+    before_python: what it is at from its start until its program is entered.
     child_role: the role of a process that it made. One that was running when the
         tracer came, and gives no sign, is taken to wait for that.
     fixed_substep: what all its time is, whatever its stacks say.
@@ -61,6 +62,7 @@ class Member:
     role: str
     samples: list[Sample]
     imports: list[ModuleNode]
+    programs_ns: list[int]
     before_python: str
     child_role: str | None = None
     fixed_substep: str | None = None
@@ -132,16 +134,13 @@ class Threads:
     def _program(self, member: Member, start_ns: int, stop_ns: int) -> Iterator[Piece]:
         samples = _within(member.samples, start_ns, stop_ns, lambda sample: sample.ts_ns)
         bodies = _within(member.imports, start_ns, stop_ns, lambda body: body.start_ns)
-        if not member.process.found:
-            signs_ns = [sample.ts_ns for sample in samples[:1]]
-            signs_ns += [body.start_ns for body in bodies[:1]]
-            python_ns = min(signs_ns, default=stop_ns)
-            if start_ns < python_ns:
-                yield Piece(start_ns, python_ns, Label(member.before_python), None)
-            start_ns = python_ns
-        label = _at_first(member, samples, bodies)
-        sampled = self._sampled(samples, bodies, start_ns, stop_ns, member.role, label)
-        yield from _with_imports(sampled, bodies, Label(self._imports))
+        label: Label | None = UNKNOWN
+        if member.process.found:
+            label = Label(None, waits_for=member.child_role) if member.child_role else None
+        up_ns = _up_ns(member, samples, bodies, start_ns, stop_ns)
+        pieces = [Piece(start_ns, up_ns, Label(member.before_python, outer=True), None)]
+        pieces += self._sampled(samples, bodies, up_ns, stop_ns, member.role, label)
+        yield from _with_imports(pieces, bodies, Label(self._imports))
 
     def _sampled(
         self,
@@ -170,13 +169,18 @@ class Threads:
             yield Piece(at_ns, stop_ns, label or UNKNOWN, stack_id)
 
 
-def _at_first(member: Member, samples: list[Sample], bodies: list[ModuleNode]) -> Label | None:
-    """What a program was at, module bodies aside, before its first sample."""
+def _up_ns(
+    member: Member, samples: list[Sample], bodies: list[ModuleNode], start_ns: int, stop_ns: int
+) -> int:
+    """When a program's interpreter was up: its body was entered, or a stack was seen;
+    where that can't be told the first import began."""
     if member.process.found:
-        return Label(None, waits_for=member.child_role) if member.child_role else None
-    if samples and bodies and bodies[0].start_ns < samples[0].ts_ns:
-        return Label(member.before_python, outer=True)  # the interpreter is still coming up
-    return None
+        return start_ns
+    index = bisect_left(member.programs_ns, start_ns)
+    signs_ns = [sample.ts_ns for sample in samples[:1]]
+    signs_ns += member.programs_ns[index : index + 1]
+    signs_ns = signs_ns or [body.start_ns for body in bodies[:1]]
+    return min([*signs_ns, stop_ns])
 
 
 def _programs(process: Process, stop_ns: int) -> Iterator[tuple[int, int]]:
@@ -217,18 +221,31 @@ class _Edges:
     def between(
         self, before: Sample | None, label: Label, sample: Sample, next_label: Label
     ) -> _Edge:
-        """The edge; `before` is None where `sample` is the first."""
-        after_ns = before.ts_ns if before else 0
-        was_import = label.substep == self._imports or (before is None and label.outer)
+        """The edge; without a sample before, the stack holds for a period back at most."""
+        if before is None:
+            return _Edge(self._first_edge_ns(label, sample, next_label))
+        after_ns = before.ts_ns
+        was_import = label.substep == self._imports
         if was_import != (next_label.substep == self._imports):
             exact_ns = self._body_edge(after_ns, sample.ts_ns, was_import)
             if exact_ns is not None:
                 return _Edge(exact_ns)
-        if sample.cause is SampleCause.CHANGE or (before is None and label.outer):
+        if sample.cause is SampleCause.CHANGE:
             return _Edge(sample.ts_ns)
-        if before is None or before.cause is SampleCause.WAIT:
+        if before.cause is SampleCause.WAIT:
             after_ns = max(after_ns, sample.ts_ns - self._period_ns)
         return _Edge((after_ns + sample.ts_ns) // 2, after_ns, sample.ts_ns)
+
+    def _first_edge_ns(self, label: Label, sample: Sample, next_label: Label) -> int:
+        if sample.cause is SampleCause.CHANGE:
+            return sample.ts_ns
+        earliest_ns = sample.ts_ns - self._period_ns
+        if not label.outer:  # it waited until then
+            return (earliest_ns + sample.ts_ns) // 2
+        returned_ns = self._body_edge(0, sample.ts_ns, returned=True)
+        if returned_ns is None or next_label.substep == self._imports:
+            return earliest_ns
+        return max(earliest_ns, returned_ns)
 
     def _body_edge(self, after_ns: int, until_ns: int, returned: bool) -> int | None:
         """The last return, or the first entry, of a module body in between."""

@@ -69,6 +69,12 @@ def test_a_start_that_was_cut_short_blames_that(tmp_path: Path) -> None:
     assert start.result.steps[1].why_not == "the start ended before it"
 
 
+def test_without_stacks_nothing_is_said_not_to_have_happened(tmp_path: Path) -> None:
+    start = Story().body(10, 20).start(tmp_path, 100)
+    assert start.result.steps[1].why_not == "not seen, since no stacks were taken"
+    assert {substep.why_not for substep in start.result.steps[0].substeps} == {None}
+
+
 def test_a_failure_names_the_first_process_that_died(tmp_path: Path) -> None:
     story = Story().sample(10, "main spawn")
     engine = story.fork(20, 200)

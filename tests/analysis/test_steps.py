@@ -96,12 +96,12 @@ def test_imports_inside_another_signature_are_part_of_it(tmp_path: Path) -> None
 
 def test_a_sample_between_bodies_keeps_to_its_gap(tmp_path: Path) -> None:
     story = Story().body(2, 20).sample(22, "main load").body(24, 40).sample(30, "main import")
-    assert times(story.start(tmp_path, 40)) == {"boot": 2, "imports": 34, "weights": 4}
+    assert times(story.start(tmp_path, 40)) == {"boot": 4, "imports": 34, "weights": 2}
 
 
 def test_the_program_itself_is_no_import(tmp_path: Path) -> None:
     story = Story().body(2, None, "main").body(4, 8, depth=1).body(9, 10, "<string>:<module>")
-    assert times(story.start(tmp_path, 12)) == {"boot": 4, "imports": 4, "unattributed": 4}
+    assert times(story.start(tmp_path, 12)) == {"boot": 2, "imports": 4, "unattributed": 6}
 
 
 def test_a_body_that_never_returned_lasts_to_the_end(tmp_path: Path) -> None:
@@ -265,6 +265,18 @@ def test_no_stack_at_all_leaves_the_time_unattributed(tmp_path: Path) -> None:
     tmp_path.joinpath("start.coldtrace").unlink()
     story = Story().body(10, 20)
     assert times(story.start(tmp_path, 100)) == {"boot": 10, "imports": 10, "unattributed": 80}
+
+
+def test_a_stack_of_something_exact_holds_only_among_others(tmp_path: Path) -> None:
+    story = Story().sample(10, "main config").sample(15, "main load", cause=SampleCause.EDGE)
+    story.sample(20, "main load").sample(300, "main startup", cause=SampleCause.EDGE)
+    assert times(story.start(tmp_path, 400)) == {"boot": 10, "config": 2.5, "weights": 387.5}
+
+
+def test_a_stack_holds_for_no_more_than_a_period_back(tmp_path: Path) -> None:
+    story = Story().body(5, None, "main").body(20, 30, depth=1).sample(100, "main load")
+    expected = {"boot": 5, "imports": 10, "unattributed": 15 + 60, "weights": 20}
+    assert times(story.start(tmp_path, 110)) == expected
 
 
 def test_a_start_without_any_time(tmp_path: Path) -> None:
