@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,8 @@ def main() -> None:
     from tracer.errors import ColdtraceError
     from tracer.text import escape
 
+    if sys.stderr is None:  # closed by the caller; print would take standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         cli()
     except ColdtraceError as error:

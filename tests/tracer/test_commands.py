@@ -219,6 +219,27 @@ def test_a_killed_recorder_leaves_the_command_and_a_readable_trace(folder: Path)
     assert trace.processes[1].execs
 
 
+def test_a_closed_standard_error_is_no_reason_to_use_standard_output(folder: Path) -> None:
+    script = f"exec 2>&-; {COLDTRACE} run -o t.coldtrace -- sh -c 'echo said; echo lost >&2'"
+    done = subprocess.run(["sh", "-c", script], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == "said\n"
+    assert Trace.open(folder / "t.coldtrace").meta["outcome"] == "failed"
+
+
+def test_a_hang_up_that_nohup_ignores_stops_nothing(folder: Path) -> None:
+    arguments = ["run", "-o", "t.coldtrace", "--", *server(folder, "go")]
+    with coldtrace(folder, *arguments, preexec_fn=_ignore_hang_up) as process:
+        trace_with(folder / "t.coldtrace", lambda trace: trace.processes[1].execs)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        (folder / "go").touch()
+        assert "ready after" in wait_for("the trace is ", process)
+
+
+def _ignore_hang_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def test_until_seconds_lets_go_and_the_command_ends_in_its_own_time(folder: Path) -> None:
     began_s = time.monotonic()
     with coldtrace(folder, "run", "--until", "0.3", "--", "sh", "-c", "sleep 4; exit 6") as process:
