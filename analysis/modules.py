@@ -49,9 +49,19 @@ class ModuleNode:
             pending.extend(node.children)
 
 
-def is_import(process: Process, function: Function) -> bool:
-    """Whether a body that ran in `process` was imported, or else its program's own or
-    an evaluated string's; all enter through the same door.
+def programs_of(process: Process) -> frozenset[str]:
+    """What the command lines of a process may run: names of modules and of files."""
+    arguments = [argument for each in process.execs for argument in each.argv[1:]]
+    return frozenset(
+        name
+        for argument in arguments
+        for name in (argument, f"{argument}.__main__", basename(argument))
+    )
+
+
+def is_import(function: Function, programs: frozenset[str]) -> bool:
+    """Whether a body was imported, or else is one of `programs` or an evaluated
+    string; all enter through the same door.
 
     The interpreter's own frozen modules are imported.
     """
@@ -60,7 +70,11 @@ def is_import(process: Process, function: Function) -> bool:
         return False
     if file.startswith("<frozen "):
         return True
-    return file.endswith(".py") and not _is_program(file, process)
+    if file.endswith("/__init__.py"):
+        return True
+    if not file.endswith(".py"):
+        return False
+    return basename(file) not in programs and module_name(file) not in programs
 
 
 def module_name(file: str) -> str:
@@ -93,11 +107,12 @@ def imports_of(
     imports: what they imported stands in their place, and so it does for bodies
     whose function isn't in `functions`.
     """
+    programs = programs_of(process)
     roots: list[ModuleNode] = []
     under_way: dict[int, list[ModuleNode]] = {}
     for module in sorted(modules, key=lambda module: (module.ts_ns, module.depth)):
         function = functions.get(module.function_id)
-        if function is None or not is_import(process, function):
+        if function is None or not is_import(function, programs):
             continue
         nested = under_way.setdefault(module.tid, [])
         while nested and nested[-1].end_ns <= module.ts_ns:
@@ -115,19 +130,6 @@ def _node(function: Function, module: Module, limit_ns: int) -> ModuleNode:
     file = function.file
     end_ns = limit_ns if module.end_ns is None else min(module.end_ns, limit_ns)
     return ModuleNode(module_name(file), package_name(file), file, module.tid, module.ts_ns, end_ns)
-
-
-def _is_program(file: str, process: Process) -> bool:
-    """Whether a file of Python is what one of a process's command lines runs."""
-    if file.endswith("/__init__.py"):
-        return False
-    name = module_name(file)
-    return any(
-        name in (argument, f"{argument}.__main__")
-        or (argument.endswith(".py") and basename(argument) == basename(file))
-        for execution in process.execs
-        for argument in execution.argv[1:]
-    )
 
 
 def time_by_package(roots: Iterable[ModuleNode]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from analysis.modules import ModuleNode, imports_of, is_import
+from analysis.modules import ModuleNode, imports_of, is_import, programs_of
 from analysis.result import (
     Failure,
     Overhead,
@@ -189,12 +189,16 @@ class Start:
     def _programs_ns(self) -> dict[int, list[int]]:
         """When the outermost body that is no import was entered on each main thread."""
         entered: dict[int, list[int]] = {}
+        programs: dict[int, frozenset[str]] = {}
         for module in self.trace.modules():
             process = self.trace.processes[module.process_id]
-            if module.tid == process.pid and module.depth == 0:
-                function = self.trace.functions[module.function_id]
-                if not is_import(process, function):
-                    entered.setdefault(process.id, []).append(module.ts_ns)
+            if module.tid != process.pid or module.depth != 0:
+                continue
+            if process.id not in programs:
+                programs[process.id] = programs_of(process)
+            function = self.trace.functions[module.function_id]
+            if not is_import(function, programs[process.id]):
+                entered.setdefault(process.id, []).append(module.ts_ns)
         return entered
 
     def _steps(self) -> tuple[StepTime, ...]:
