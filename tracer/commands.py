@@ -82,10 +82,14 @@ def run(command: Sequence[str], options: Options, analysis: Analysis) -> NoRetur
         with _recorder(
             launched.process, trace, caller, options, analysis, stop, command
         ) as recorder:
-            launched.release()
-            _record(recorder)
+            begun = not stop()  # it takes a moment to get here: Ctrl-C may have come
+            if begun:
+                launched.release()
+                _record(recorder)
     finally:
         launched.give_up()
+    if not begun:
+        waiter.end_like(stop.signal)
     with suppress(OSError):  # no room for another process: the command comes first
         _report(trace, caller, options, analysis)
     waiter.become_waiter(pid, user.uid, user.gid)
@@ -115,7 +119,7 @@ def attach(pid: int, options: Options, analysis: Analysis) -> NoReturn:
     with _recorder(root, trace, caller, options, analysis, stop) as recorder:
         recording = recorder.run()
     _report(trace, caller, options, analysis)
-    if stop.signal is not None:
+    if stop.signal:
         waiter.end_like(stop.signal)
     sys.exit(1 if recording.outcome == "failed" or recording.problem else 0)
 
@@ -125,13 +129,13 @@ class _Stop:
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
-        self.signal: int | None = None
+        self.signal = 0
 
     def __call__(self) -> bool:
         for number in waiter.take(self._pid) & waiter.ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 self.signal = number
-        return self.signal is not None
+        return self.signal != 0
 
 
 def _recorder(

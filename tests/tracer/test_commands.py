@@ -182,6 +182,17 @@ def test_ctrl_c_before_readiness_ends_both(folder: Path) -> None:
     assert Trace.open(folder / "t.coldtrace").meta["outcome"] == "interrupted"
 
 
+def test_ctrl_c_before_anything_has_begun_leaves_nothing(folder: Path) -> None:
+    arguments = ["run", "-o", "t.coldtrace", "--", "touch", "begun"]
+    with coldtrace(folder, *arguments) as process:
+        while not (folder / "t.coldtrace").exists():  # made before the programs are loaded
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT and not errors
+    assert os.listdir(folder) == ["server"]
+
+
 @pytest.mark.parametrize("command", ["no-such-command", "./server"])
 def test_a_command_that_cannot_run_leaves_no_trace(folder: Path, command: str) -> None:
     before = sorted(os.listdir(folder))
