@@ -26,11 +26,14 @@ packages() {
 
 venv() {
   packages python3-bpfcc python3-venv
-  [ .venv/installed -nt setup.cfg ] && .venv/bin/python -c '' 2>/dev/null && return
-  # bcc is Debian's, so the virtual environment is made by Debian's Python and sees its packages
-  step "making .venv" /usr/bin/python3 -m venv --system-site-packages .venv
-  step "installing coldtrace into .venv" .venv/bin/pip install -q -e '.[dev]'
-  touch .venv/installed
+  if ! [ .venv/installed -nt setup.cfg ] || ! .venv/bin/python -c '' 2>/dev/null; then
+    # bcc is Debian's, so the virtual environment is made by Debian's Python and sees its packages
+    step "making .venv" /usr/bin/python3 -m venv --system-site-packages .venv
+    step "installing coldtrace into .venv" .venv/bin/pip install -q -e '.[dev]'
+    touch .venv/installed
+  fi
+  # compiled by the user, so that root's runs don't leave compiled files of their own here
+  .venv/bin/python -m compileall -qq analysis probes tracer coldtrace.py || true
 }
 
 compiler() { packages g++ python3-dev; }

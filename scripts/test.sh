@@ -18,7 +18,6 @@ fi
 run=()
 if [ "$real" != 0 ] && [ "$(id -u)" != 0 ] && command -v sudo >/dev/null && sudo true; then
   # root leaves nothing of its own in the user's checkout
-  .venv/bin/python -m compileall -q analysis probes tracer coldtrace.py
   run=(sudo env PYTHONDONTWRITEBYTECODE=1 COLDTRACE_TEST_REAL="$real")
   set -- -p no:cacheprovider "$@"
 fi
