@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from analysis.modules import ModuleNode, imports_of, is_import, programs_of
+from analysis.reasons import Reasons
 from analysis.result import (
     Failure,
     Overhead,
@@ -19,7 +20,7 @@ from analysis.result import (
     SubstepTime,
 )
 from analysis.roles import OTHER, assign_roles, program
-from analysis.signature import Absence, Signatures, StepSignature
+from analysis.signature import Signatures, StepSignature
 from analysis.stacks import Stacks
 from analysis.steps import Partition
 from analysis.timelines import Member, Threads
@@ -208,61 +209,19 @@ class Start:
                 times[segment.substep] = times.get(segment.substep, 0) + segment.duration_ns
         return tuple(self._step(step, times) for step in self.signatures.steps)
 
+    @cached_property
+    def _reasons(self) -> Reasons:
+        return Reasons(self.trace, self.stacks, self.signatures.absences)
+
     def _step(self, step: StepSignature, times: dict[str, int]) -> StepTime:
         happened = any(times.get(substep.id) for substep in step.substeps)
         substeps = []
         for substep in step.substeps:
             duration_ns = times.get(substep.id, 0)
-            why_not = None if duration_ns or not happened else self._known_reason(substep.id)
+            why_not = None if duration_ns or not happened else self._reasons.known(substep.id)
             substeps.append(SubstepTime(substep.id, substep.title, duration_ns, why_not))
-        why_not = None if happened else self._why_not(step.id)
+        why_not = None if happened else self._reasons.of_step(step.id)
         return StepTime(step.id, step.title, tuple(substeps), why_not)
-
-    def _why_not(self, step_id: str) -> str:
-        """Why a step took no time; what the command or the code shows comes first."""
-        reason = self._known_reason(step_id)
-        if reason is not None:
-            return reason
-        if not self._has_stacks:
-            return "not seen, since no stacks were taken"
-        if self.trace.meta["seen_from_ns"] > self.begin_ns:
-            return "not seen; it may have been over before the tracer came"
-        return "the start ended before it" if self._is_cut else "none of its functions was seen"
-
-    @property
-    def _is_cut(self) -> bool:
-        return bool(self.trace.meta["outcome"] != "ready")
-
-    @cached_property
-    def _has_stacks(self) -> bool:
-        samples = (each for process in self.trace.processes for each in self.trace.samples(process))
-        return any(sample.cause is not SampleCause.EDGE for sample in samples)
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether what wasn't seen didn't happen."""
-        missed = self.trace.meta["seen_from_ns"] > self.begin_ns
-        return self._has_stacks and not missed and not self._is_cut
-
-    def _known_reason(self, of: str) -> str | None:
-        for absence in self.signatures.absences:
-            if absence.of == of and self._explains(absence):
-                return absence.why
-        return None
-
-    def _explains(self, absence: Absence) -> bool:
-        if not absence.arguments and not absence.ran_in:  # an empty place tells this much only
-            return self._is_whole
-        given = not self._arguments.isdisjoint(absence.arguments)
-        return given or any(map(self.stacks.ran_in, absence.ran_in))
-
-    @cached_property
-    def _arguments(self) -> frozenset[str]:
-        """The options that the server was given, without their values."""
-        root = self.trace.processes[self.trace.meta["root"]]
-        given = {*self.trace.meta.get("command", ())}
-        given.update(argument for execution in root.execs for argument in execution.argv)
-        return frozenset(argument.partition("=")[0] for argument in given)
 
     def _lives(self) -> Iterator[ProcessLife]:
         processes = self.trace.processes
