@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from struct import unpack_from
 
@@ -98,7 +99,8 @@ class Decoder:
             self._shims.add(key)
             return None
         name = decode_text(name, name_state, name_length, python)
-        return FunctionSeen(ts_ns, process, key, file, name, line)
+        # The same few thousand texts come again from every process.
+        return FunctionSeen(ts_ns, process, key, sys.intern(file), sys.intern(name), line)
 
     def _sample(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, cpu: int) -> Event:
         frames, cause, truncated = wire.SAMPLE.unpack_from(record, _BODY)

@@ -12,6 +12,7 @@ import os
 import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -72,6 +73,7 @@ class KernelSource:
         self._on_unknown = on_unknown
         self._records: list[bytes] = []
         self._undecoded = 0
+        self._set_aside: Counter[str] = Counter()
         self._decoder = Decoder(_Files().find)
         self._bpf: Any = None
         self._bodies: _BodyProbes | None = None
@@ -95,7 +97,7 @@ class KernelSource:
             except OSError as error:
                 self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
         self._bpf["events"].open_ring_buffer(self._take)
-        _give_back_memory(self._bpf)
+        _give_back_memory()
 
     def prepare(self, executable: str) -> None:
         """Attach to the CPython in `executable`, or in the libpython that lies
@@ -108,8 +110,12 @@ class KernelSource:
             self._bodies.attach(file)
 
     def follow(self, process: ProcessId) -> None:
-        """Observe `process`, its threads and, from now on, its children."""
-        self._bpf["tracked"][ctypes.c_uint32(process.pid)] = ctypes.c_uint64(process.start_ns)
+        """Observe `process`, its threads and, from now on, its children. One
+        that is observed already, as a child, keeps the start it has."""
+        tracked, pid = self._bpf["tracked"], ctypes.c_uint32(process.pid)
+        if pid in tracked:
+            return
+        tracked[pid] = ctypes.c_uint64(process.start_ns)
         self._looking[process] = (time.monotonic(), 0)
         self._look_for_interpreters()
 
@@ -128,8 +134,8 @@ class KernelSource:
         return events
 
     def stats(self) -> SourceStats:
-        """Records sent and lost by kind, and the time they took the traced
-        processes where it is measured (stacks and module bodies)."""
+        """What was seen and lost by kind, and the time it took the traced
+        processes where that is measured (stacks and module bodies)."""
         if self._final:
             return self._final
         if self._bpf is None:
@@ -137,7 +143,8 @@ class KernelSource:
         lost = self._counts("lost_count")
         if self._undecoded:
             lost["undecoded"] = self._undecoded
-        return SourceStats(self._counts("seen_count"), lost, self._counts("cost_ns"))
+        sent = Counter(self._counts("seen_count"))
+        return SourceStats(sent - self._set_aside, lost, self._counts("cost_ns"))
 
     def close(self) -> list[Event]:
         """Detach; what was still under way (open files, module bodies being
@@ -169,10 +176,12 @@ class KernelSource:
             except (ValueError, IndexError, struct.error):
                 self._undecoded += 1
                 continue
+            if event is None:
+                self._set_aside[wire.Kind(record[wire.KIND_OFFSET]).name.lower()] += 1
+                continue
             if isinstance(event, ProcessExecuted) and event.truncated:
                 event = _with_whole_command(event)
-            if event is not None:
-                events.append(event)
+            events.append(event)
         return events
 
     def _counts(self, table: str) -> dict[str, int]:
@@ -200,7 +209,7 @@ class KernelSource:
                 header = wire.HEADER.pack(
                     body.ts_ns, body.start_ns, pid, tid, wire.Kind.MODULE, 0, 0
                 )
-                yield header + wire.MODULE.pack(0, body.key, body.depth)
+                yield header + wire.MODULE.pack(0, body.key, at.depth)
 
     # -- programs ---------------------------------------------------------
 
@@ -261,7 +270,10 @@ class KernelSource:
 
     def _settled(self, process: ProcessId) -> bool:
         """True when nothing more is to be learnt about the process."""
-        found = cpython.find_interpreter(process.pid)
+        try:
+            found = cpython.find_interpreter(process.pid)
+        except PermissionError:  # it is protected even from root
+            return True
         if isinstance(found, cpython.NoPython):
             return False
         image = found if isinstance(found, cpython.Interpreter) else found.image
@@ -374,11 +386,19 @@ def _flags(hz: int, ring_bytes: int) -> list[str]:
     return flags
 
 
-def _give_back_memory(bpf: Any) -> None:
-    """The compiler's pages and heap, tens of MB, aren't needed any more."""
-    bpf.free_bcc_memory()
+_MADV_DONTNEED: Final = 4
+
+
+def _give_back_memory() -> None:
+    """What the compiler took isn't needed any more: tens of MB of heap, and
+    of its libraries' code, which the kernel reads again if need be."""
+    libc = ctypes.CDLL(None, use_errno=True)
     with contextlib.suppress(AttributeError):  # glibc's own
-        ctypes.CDLL(None).malloc_trim(0)
+        libc.malloc_trim(0)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if re.search(r" r-xp .*/lib(LLVM|clang|bcc)", line):
+            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
 @contextlib.contextmanager

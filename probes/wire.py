@@ -34,6 +34,9 @@ MAX_FRAMES = 512
 HEADER = Struct("<QQIIHHI")
 """ts_ns, start_ns, pid, tid, kind, cpu, size."""
 
+KIND_OFFSET = 24
+"""Of the kind's low byte."""
+
 FORK = Struct("<QI4x")
 """child_start_ns, child_pid."""
 

@@ -16,9 +16,9 @@ struct open_file {
   u32 tid;
   char path[PATH_BYTES];
 };
-BPF_TABLE("lru_hash", u32, struct opening, openings, 4096);         /* tid -> open under way */
+BPF_HASH(openings, u32, struct opening, 16384);         /* tid -> open under way */
 BPF_HASH(open_files, struct file_key, struct open_file, 16384);
-BPF_TABLE("lru_hash", u32, struct file_key, reading, 4096);         /* tid -> read under way */
+BPF_HASH(reading, u32, struct file_key, 16384);         /* tid -> read under way */
 BPF_PERCPU_ARRAY(open_scratch, struct open_file, 1);
 
 #define O_DIRECTORY 0200000

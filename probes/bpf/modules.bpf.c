@@ -4,19 +4,17 @@
  * code is named <module> and comes from a file.
  */
 
-#define BODIES_DEEP 64 /* the kernel keeps this many return probes a thread */
+#define BODIES_DEEP 64
 
 struct body_key { u64 id; u64 depth; };
 struct body {
   u64 stack;    /* the stack pointer at the entry, to match the return with */
   u64 start_ns; /* of the process */
   u64 ts_ns;
-  u64 key;      /* 0: not a module body */
-  u32 depth;    /* of module bodies around it */
-  u32 version;
+  u64 key;
 };
 BPF_HASH(bodies, struct body_key, struct body, 65536);
-BPF_TABLE("lru_hash", u64, u64, body_depth, 16384);           /* pid_tgid -> PyEval_EvalCode calls under way */
+BPF_TABLE("lru_hash", u64, u64, body_depth, 16384); /* pid_tgid -> module bodies under way */
 BPF_HASH(file_layouts, u64, struct python_layout, 256); /* attach cookie -> what that file says */
 
 /* The process's layout. Before the reader has proven one, the file's own words
@@ -36,43 +34,43 @@ INLINE struct python_layout *code_layout(struct pt_regs *ctx, u32 pid) {
 }
 
 INLINE int is_module_body(struct python_layout *layout, struct code *c) {
-  struct text t = {};
+  struct text t;
   u32 width = 0;
-  char name[8] = {}, first = 0;
-  u64 data = text_data(layout, c->name, &t, &width);
-  if (t.length != 8 || width != 1) return 0;
-  bpf_probe_read_user(name, sizeof(name), (void *)data);
-  if (name[0] != '<' || name[1] != 'm' || name[2] != 'o' || name[3] != 'd' || name[7] != '>') return 0;
-  data = text_data(layout, c->file, &t, &width);
+  char first = 0, name[8] = {};
+  u64 data = text_data(layout, c->file, &t, &width);
   bpf_probe_read_user(&first, 1, (void *)data);
-  return first != '<'; /* <string>, <frozen ...>: no file of its own */
+  if (first == '<') return 0; /* <string>, <frozen ...>: no file of its own */
+  data = text_data(layout, c->name, &t, &width);
+  if (t.length != sizeof(name) || width != 1) return 0;
+  bpf_probe_read_user(name, sizeof(name), (void *)data);
+  return name[0] == '<' && name[1] == 'm' && name[2] == 'o' && name[3] == 'd' && name[7] == '>';
 }
 
-INLINE void send_body(struct body *b, u64 end_ns) {
+INLINE void send_body(struct body *b, u64 end_ns, u32 depth) {
   struct module_event e = {};
   fill_header(&e.h, KIND_MODULE, sizeof(e), b->start_ns);
   e.h.ts_ns = b->ts_ns;
   e.end_ns = end_ns;
   e.key = b->key;
-  e.depth = b->depth;
+  e.depth = depth;
   send(&e, sizeof(e), KIND_MODULE, QUIETLY);
 }
 
-/* Drops the calls whose return was not seen: they stood deeper in the stack
- * (which grows down) than a call that is known to be under way. Returns how
- * many calls are left. */
-INLINE u64 leave_ended(u64 id, u64 calls, u64 stack) {
+/* Drops the bodies whose return was not seen (the kernel keeps 64 return
+ * probes a thread): they stood deeper in the stack, which grows down, than a
+ * call that is known to be under way. Returns how many are left. */
+INLINE u64 leave_ended(u64 id, u64 depth, u64 stack) {
   struct body_key at = {.id = id};
   for (int i = 0; i < BODIES_DEEP; i++) {
-    if (!calls) break;
-    at.depth = calls - 1;
+    if (!depth) break;
+    at.depth = depth - 1;
     struct body *b = bodies.lookup(&at);
     if (b && b->stack >= stack) break;
-    if (b && b->key) count_lost(KIND_MODULE);
+    count_lost(KIND_MODULE);
     bodies.delete(&at);
-    calls--;
+    depth--;
   }
-  return calls;
+  return depth;
 }
 
 int on_body_entry(struct pt_regs *ctx) {
@@ -85,47 +83,40 @@ int on_body_entry(struct pt_regs *ctx) {
     count_lost(KIND_MODULE);
     return 0;
   }
-  u64 *known = body_depth.lookup(&id), calls = known ? leave_ended(id, *known, ctx->sp + 1) : 0;
-  if (calls >= BODIES_DEEP) { /* no return will come either */
-    count_lost(KIND_MODULE);
-    return 0;
-  }
-  struct body_key at = {.id = id};
-  struct body b = {.stack = ctx->sp, .start_ns = *start_ns, .ts_ns = began_ns};
-  if (calls) {
-    at.depth = calls - 1;
-    struct body *outer = bodies.lookup(&at);
-    if (outer) b.depth = outer->depth + (outer->key != 0);
-  }
   struct code c = read_code(layout, PT_REGS_PARM1(ctx));
-  if (is_module_body(layout, &c)) {
-    b.key = code_key(&c);
-    describe(layout, &c, b.key, *start_ns);
-  }
-  at.depth = calls;
+  if (!is_module_body(layout, &c)) return 0;
+  struct body b = {.stack = ctx->sp, .start_ns = *start_ns, .ts_ns = began_ns};
+  b.key = code_key(&c);
+  describe(layout, &c, b.key, *start_ns);
+  u64 *known = body_depth.lookup(&id);
+  struct body_key at = {.id = id};
+  if (known) at.depth = leave_ended(id, *known, ctx->sp + 1);
   bodies.update(&at, &b);
-  calls++;
-  body_depth.update(&id, &calls);
+  u64 depth = at.depth + 1;
+  if (known)
+    *known = depth;
+  else
+    body_depth.update(&id, &depth);
   count_cost(KIND_MODULE, began_ns);
   return 0;
 }
 
 int on_body_return(struct pt_regs *ctx) {
   u64 began_ns = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
+  u64 *known = body_depth.lookup(&id);
+  if (!known || !*known) return 0;
   u32 pid = id >> 32;
   if (!tracked.lookup(&pid)) return 0;
-  u64 *known = body_depth.lookup(&id);
-  if (!known) return 0; /* entered before we came */
   /* At the return the return address has just left the stack. */
-  u64 stack = ctx->sp - sizeof(u64), calls = leave_ended(id, *known, stack);
-  struct body_key at = {.id = id, .depth = calls - 1};
-  struct body *b = calls ? bodies.lookup(&at) : NULL;
-  if (b && b->stack == stack) {
-    if (b->key) send_body(b, began_ns);
+  u64 stack = ctx->sp - sizeof(u64), depth = leave_ended(id, *known, stack);
+  struct body_key at = {.id = id, .depth = depth - 1};
+  struct body *b = depth ? bodies.lookup(&at) : NULL;
+  if (b && b->stack == stack) { /* else what returns was no module body */
+    send_body(b, began_ns, at.depth);
     bodies.delete(&at);
-    calls--;
+    depth--;
+    count_cost(KIND_MODULE, began_ns);
   }
-  body_depth.update(&id, &calls);
-  count_cost(KIND_MODULE, began_ns);
+  *known = depth;
   return 0;
 }

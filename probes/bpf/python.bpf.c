@@ -22,12 +22,19 @@ BPF_TABLE("lru_hash", u32, struct last_sample, last_samples, 16384); /* tid -> *
 #define NOT_PYTHON_FOR_NS 100000000ull /* a native thread is asked again after this, */
 #define MISSES_TO_BELIEVE 16 /* once it wasn't found so often: a young thread isn't listed yet */
 
+/* The parts of a frame and of a code object that hold what the walk reads, in
+ * every known version, in words of 8 bytes. */
+#define FRAME_WORDS 8
+#define CODE_WORDS 32
+
 /* One walk under way. The CPU clock interrupts the other programs, so each
  * kind of program has a slot of its own. */
 enum slot { SLOT_CLOCK, SLOT_SWITCH, SLOT_EDGE, SLOT_COUNT };
 struct walk {
   u64 frame;
   u64 began_ns;
+  u64 frame_words[FRAME_WORDS]; /* one read of each object costs less than one a field */
+  u64 code_words[CODE_WORDS];
   struct sample_event sample;
 };
 BPF_PERCPU_ARRAY(walks, struct walk, SLOT_COUNT);
@@ -103,6 +110,23 @@ INLINE struct code read_code(struct python_layout *layout, u64 address) {
   return c;
 }
 
+INLINE u64 code_word(struct walk *w, u32 offset) {
+  return w->code_words[(offset / sizeof(u64)) & (CODE_WORDS - 1)];
+}
+
+INLINE u64 frame_word(struct walk *w, u32 offset) {
+  return w->frame_words[(offset / sizeof(u64)) & (FRAME_WORDS - 1)];
+}
+
+/* The same as read_code, out of a copy of the object. */
+INLINE struct code copied_code(struct walk *w, struct python_layout *layout, u64 address) {
+  struct code c = {.address = address};
+  c.name = code_word(w, layout->code_name);
+  c.file = code_word(w, layout->code_filename);
+  c.line = code_word(w, layout->code_first_line) >> (layout->code_first_line & 4) * 8;
+  return c;
+}
+
 INLINE u64 mix(u64 hash, u64 value) {
   hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
   return hash ^ (hash >> 29);
@@ -162,10 +186,13 @@ INLINE int walk_some(struct walk *w) {
   u64 frame = w->frame;
   for (int i = 0; i < FRAMES_A_CALL; i++) {
     if (!frame) break;
+    if (bpf_probe_read_user(w->frame_words, sizeof(w->frame_words), (void *)frame)) break;
     /* 3.14 tags pointers in their low bits. Entry frames hold no code. */
-    u64 address = read_u64(frame + layout->frame_code) & ~7ull;
-    if (address && read_u64(address + layout->object_type) == layout->code_type) {
-      struct code c = read_code(layout, address);
+    u64 address = frame_word(w, layout->frame_code) & ~7ull;
+    if (address &&
+        !bpf_probe_read_user(w->code_words, sizeof(w->code_words), (void *)address) &&
+        code_word(w, layout->object_type) == layout->code_type) {
+      struct code c = copied_code(w, layout, address);
       u64 key = code_key(&c);
       describe(layout, &c, key, w->sample.h.start_ns);
       u32 n = w->sample.frames;
@@ -173,10 +200,11 @@ INLINE int walk_some(struct walk *w) {
       w->sample.keys[n & (MAX_FRAMES - 1)] = key;
       w->sample.frames = n + 1;
     }
-    frame = read_u64(frame + layout->frame_previous);
+    frame = frame_word(w, layout->frame_previous);
   }
+  int is_stuck = frame == w->frame; /* unreadable */
   w->frame = frame;
-  return !frame || w->sample.frames >= MAX_FRAMES;
+  return !frame || is_stuck || w->sample.frames >= MAX_FRAMES;
 }
 
 INLINE void finish_walk(struct walk *w) {
