@@ -57,7 +57,8 @@ class KernelSource:
 
     Parameters: `hz` samples a second and CPU, 0 for no stacks (another sampler
     takes them); `ring_bytes` of the ring buffer, a power of two; `on_unknown`
-    is called for a Python process whose interpreter the walk doesn't know.
+    is called for a Python process whose interpreter the walk doesn't know;
+    `program` is the executable that is about to be started, if it is known.
     """
 
     name = "bpf"
@@ -67,10 +68,12 @@ class KernelSource:
         hz: int = DEFAULT_HZ,
         ring_bytes: int = DEFAULT_RING_BYTES,
         on_unknown: UnknownInterpreter | None = None,
+        program: str | None = None,
     ) -> None:
         self._hz = hz
         self._ring_bytes = ring_bytes
         self._on_unknown = on_unknown
+        self._program = program
         self._records: list[bytes] = []
         self._undecoded = 0
         self._set_aside: Counter[str] = Counter()
@@ -94,20 +97,12 @@ class KernelSource:
         if "modules.bpf.c" in subjects:
             try:
                 self._bodies = _BodyProbes(self._bpf)
+                if self._program:
+                    self._attach_beforehand(self._bodies, self._program)
             except OSError as error:
                 self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
         self._bpf["events"].open_ring_buffer(self._take)
         _give_back_memory()
-
-    def prepare(self, executable: str) -> None:
-        """Attach to the CPython in `executable`, or in the libpython that lies
-        beside it, before it is started: even its first module bodies are then
-        seen. Nothing happens where there is none."""
-        if self._bodies is None:
-            return
-        beside = Path(executable).resolve().parent.parent / "lib"
-        for file in (executable, *map(str, beside.glob("libpython3.*.so.1.0"))):
-            self._bodies.attach(file)
 
     def follow(self, process: ProcessId) -> None:
         """Observe `process`, its threads and, from now on, its children. One
@@ -234,6 +229,13 @@ class KernelSource:
                 fn_name=b"on_clock",
                 sample_freq=self._hz,
             )
+
+    def _attach_beforehand(self, bodies: _BodyProbes, program: str) -> None:
+        """Probe the CPython in a program, or in the libpython beside it, before
+        it is started: even its first module bodies are then seen."""
+        beside = Path(program).resolve().parent.parent / "lib"
+        for file in (program, *map(str, beside.glob("libpython3.*.so.1.0"))):
+            bodies.attach(file)
 
     def _detach(self) -> None:
         """Take every program off its event. Each waits for a grace period of

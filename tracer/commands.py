@@ -80,7 +80,7 @@ def run(command: Sequence[str], options: Options, analysis: Analysis) -> NoRetur
     stop = _Stop(pid)
     try:
         with _recorder(
-            launched.process, trace, caller, options, analysis, stop, command
+            launched.process, trace, caller, options, analysis, stop, command, launched.program
         ) as recorder:
             begun = not stop()  # it takes a moment to get here: Ctrl-C may have come
             if begun:
@@ -146,9 +146,10 @@ def _recorder(
     analysis: Analysis,
     stop: _Stop,
     command: Sequence[str] = (),
+    program: str | None = None,
 ) -> Recorder:
     """A recorder that isn't open yet; without `command` it joins what runs."""
-    sampling = _Sampling(options)
+    sampling = _Sampling(options, program)
     meta = {
         "coldtrace": metadata.version("coldtrace"),
         "options": {"until": options.until, "sampler": options.sampler, "hz": options.hz},
@@ -176,11 +177,12 @@ def _recorder(
 class _Sampling:
     """Who takes the stacks: the in-kernel walk, py-spy, or py-spy where the walk can't."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, program: str | None) -> None:
         self._falls_back = options.sampler == "auto"
         only_pyspy = options.sampler == "py-spy"
         self._pyspy = PySpySource(options.hz, subprocesses=only_pyspy)
-        kernel = KernelSource(0 if only_pyspy else options.hz, on_unknown=self._on_unknown)
+        hz = 0 if only_pyspy else options.hz
+        kernel = KernelSource(hz, on_unknown=self._on_unknown, program=program)
         self.sources: list[Source] = [kernel, self._pyspy] if only_pyspy else [kernel]
         self.recorder: Recorder | None = None
 

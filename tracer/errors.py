@@ -28,5 +28,5 @@ class TraceError(ColdtraceError):
     """A trace file can't be read or written."""
 
 
-class NotPermitted(ColdtraceError):  # noqa: N818 (it says what, not that)
+class NotPermitted(ColdtraceError):
     """The caller lacks a right that this needs."""

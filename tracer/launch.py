@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,9 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _READY = b"+"
 _GO = b"!"
 _MAX_TOLD_BYTES = 1 << 16
+MAX_INTERPRETERS = 4
+"""As the kernel: a script's interpreter may be a script."""
+MAX_LINE_BYTES = 256
 
 
 def caller_environment(owner: Owner, proc: Path = PROC) -> dict[bytes, bytes]:
@@ -91,21 +95,45 @@ def find_command(name: str, search_path: bytes, user: str) -> bytes:
     )
 
 
+def interpreter(path: bytes, search_path: bytes) -> bytes:
+    """The program that runs a file: itself, or what its #! lines lead to (also
+    through env); where that can't be told, as far as it can."""
+    for _ in range(MAX_INTERPRETERS):
+        with suppress(OSError), open(path, "rb") as file:
+            line = file.read(MAX_LINE_BYTES).partition(b"\n")[0]
+            words = line.removeprefix(b"#!").split()
+            if line.startswith(b"#!") and words:
+                path = words[0]
+                if os.path.basename(path) == b"env":
+                    path = _env_runs(words[1:], search_path)
+                continue
+        break
+    return path
+
+
+def _env_runs(words: list[bytes], search_path: bytes) -> bytes:
+    names = [word for word in words if not word.startswith(b"-") and b"=" not in word]
+    found = shutil.which(names[0], path=os.fsdecode(search_path)) if names else None
+    return os.fsencode(found or "")
+
+
 @dataclass(slots=True)
 class Launched:
-    """The command, waiting before its first instruction."""
+    """The command, waiting before its first instruction. `program` is the file
+    that will run it: its interpreter, for a script."""
 
     process: ProcessId
     go: int
     told: int
     """Pipe ends: to let it go, and to be told why it couldn't."""
+    program: str = ""
     waits: bool = True
 
     def release(self) -> None:
         """Let it run; raise ColdtraceError, with a shell's exit status, if it can't."""
         with suppress(BrokenPipeError):  # killed while it waited: its wait status tells
             os.write(self.go, _GO)
-        self._hear(b"")
+        self._hear()
         self.waits = False
         os.close(self.go)
         os.close(self.told)
@@ -118,9 +146,15 @@ class Launched:
             os.close(self.told)
             os.waitpid(self.process.pid, 0)
 
-    def _hear(self, expected: bytes) -> None:
+    def _hear(self) -> None:
+        """What the child says: it waits, nothing (it has become the command),
+        or why it can't."""
         told = os.read(self.told, _MAX_TOLD_BYTES)
-        if told != expected:
+        if self.program and not told:
+            return
+        if told.startswith(_READY):
+            self.program = os.fsdecode(told.removeprefix(_READY))
+        else:
             self.give_up()
             status, _, message = told.partition(b" ")
             if not message:
@@ -150,7 +184,7 @@ def start(
     os.close(go_read)
     os.close(told_write)
     launched = Launched(procs.process_id(pid) or ProcessId(pid, 0), go, told)
-    launched._hear(_READY)
+    launched._hear()
     return launched
 
 
@@ -165,8 +199,9 @@ def _be_the_command(
     """In the child: wait, execute, and never return into the parent's code."""
     try:
         become(owner)
-        path = find_command(argv[0], variables.get(b"PATH", os.fsencode(os.defpath)), owner.name)
-        os.write(told, _READY)
+        search_path = variables.get(b"PATH", os.fsencode(os.defpath))
+        path = find_command(argv[0], search_path, owner.name)
+        os.write(told, _READY + interpreter(path, search_path))
         if os.read(go, 1) == _GO:
             _restore_signals(mask)
             _execute(path, argv, variables)

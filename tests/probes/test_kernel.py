@@ -74,9 +74,8 @@ def trace(
 ) -> Traced:
     """Run a command, held before its exec until it is followed, to its end
     (or until an event; then it is killed)."""
-    source = source or KernelSource()
+    source = source or KernelSource(program=command[0])
     source.open()
-    source.prepare(command[0])
     hold = ["/bin/sh", "-c", 'echo; read -r _; exec "$@"', "sh", *command]
     with subprocess.Popen(
         hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

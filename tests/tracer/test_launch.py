@@ -101,6 +101,27 @@ def counter(public: Path) -> str:
     return write_script(public / "counter", COUNTER)
 
 
+@pytest.mark.parametrize(
+    ("first_line", "expected"),
+    [
+        ("#!/bin/sh", "/bin/sh"),
+        ("#! /usr/bin/env -S A=1 sh -e", "{path}/sh"),
+        ("#!{path}/another", "/bin/cat"),
+        ("no script at all", "{path}/script"),
+        ("#!", "{path}/script"),
+        ("#!/usr/bin/env not-there", ""),
+        ("#!{path}/script", "{path}/script"),
+    ],
+)
+def test_the_program_behind_a_script_is_known(tmp_path, first_line, expected):
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    (tmp_path / "another").write_text("#!/bin/cat\n")
+    script = tmp_path / "script"
+    script.write_text(first_line.format(path=tmp_path) + "\nexit 1\n")
+    found = launch.interpreter(os.fsencode(script), os.fsencode(tmp_path))
+    assert os.fsdecode(found) == expected.format(path=tmp_path)
+
+
 def me() -> str:
     return Owner.of_caller({}).name
 
