@@ -9,6 +9,10 @@ in what they say, the edge between them is estimated:
   so the wait ended at most a period before the next sample: the middle of that;
 - a sampler that reports changes says when: the change itself.
 
+A running thread has a sample every period, unless it yields to others, or is kept
+from running, all the time. What it was at then can't be told: if a process that it
+made has work meanwhile, the time is taken to be that one's.
+
 An edge that was seen exactly stands in for an estimate: a module body's entry or
 return, exec, fork and exit.
 """
@@ -27,6 +31,9 @@ from probes.events import SampleCause
 from tracer.trace import Process, Sample
 
 _Item = TypeVar("_Item")
+
+SILENT_PERIODS = 3
+"""A running thread without a sample for longer is silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +146,55 @@ class Threads:
             label = Label(None, waits_for=member.child_role) if member.child_role else None
         up_ns = _up_ns(member, samples, bodies, start_ns, stop_ns)
         pieces = [Piece(start_ns, up_ns, Label(member.before_python, outer=True), None)]
-        pieces += self._sampled(samples, bodies, up_ns, stop_ns, member.role, label)
+        pieces += self._sampled(self._knots(member, samples), bodies, up_ns, stop_ns, label)
         yield from _with_imports(pieces, bodies, Label(self._imports))
+
+    def _knots(self, member: Member, samples: list[Sample]) -> Iterator[_Knot]:
+        """What each sample says, and between two that lie far apart that it was silent."""
+        before: _Knot | None = None
+        for sample in samples:
+            label = self._stacks.label(sample.stack_id, member.role)
+            knot = _Knot(sample.ts_ns, sample.cause, label, sample.stack_id)
+            if before and member.child_role and self._is_silence(before, knot):
+                yield from self._silence(before, knot, member.child_role)
+            yield knot
+            before = knot
+
+    def _is_silence(self, before: _Knot, knot: _Knot) -> bool:
+        on_cpu = before.cause is SampleCause.ON_CPU  # of a wait it is known how long it took
+        return on_cpu and knot.ts_ns - before.ts_ns > SILENT_PERIODS * self._period_ns
+
+    def _silence(self, before: _Knot, knot: _Knot, role: str) -> Iterator[_Knot]:
+        """As long as a process of `role` has work, the time is that one's."""
+        half_way_ns = (before.ts_ns + knot.ts_ns) // 2
+        for ts_ns, near in ((before.ts_ns + self._period_ns // 2, before), (half_way_ns, knot)):
+            label = replace(near.label, outer=False, waits_for=near.label.waits_for or role)
+            yield _Knot(ts_ns, SampleCause.CHANGE, label, near.stack_id)
 
     def _sampled(
         self,
-        samples: list[Sample],
+        knots: Iterable[_Knot],
         bodies: list[ModuleNode],
         start_ns: int,
         stop_ns: int,
-        role: str,
         label: Label | None,
     ) -> Iterator[Piece]:
-        """The samples' labels, each up to its edge with the next one's. It begins with
-        `label`; without one the first sample's holds from the start."""
+        """The knots' labels, each up to its edge with the next one's. It begins with
+        `label`; without one the first knot's holds from the start."""
         edges = _Edges(bodies, self._period_ns, self._imports)
-        stack_id: int | None = None
-        before: Sample | None = None
+        before = None if label is None else _Knot(0, SampleCause.CHANGE, label, None)
         at_ns = start_ns
-        for sample in samples:
-            next_label = self._stacks.label(sample.stack_id, role)
-            if label is not None:
-                edge = edges.between(before, label, sample, next_label)
+        for knot in knots:
+            if before is not None:
+                edge = edges.between(before, knot)
                 if at_ns < edge.ns:
-                    yield Piece(at_ns, edge.ns, label, stack_id, edge.after_ns, edge.until_ns)
+                    ends = (edge.after_ns, edge.until_ns)
+                    yield Piece(at_ns, edge.ns, before.label, before.stack_id, *ends)
                     at_ns = edge.ns
-            label, stack_id, before = next_label, sample.stack_id, sample
+            before = knot
         if at_ns < stop_ns:
-            yield Piece(at_ns, stop_ns, label or UNKNOWN, stack_id)
+            last = before or _Knot(0, SampleCause.CHANGE, UNKNOWN, None)
+            yield Piece(at_ns, stop_ns, last.label, last.stack_id)
 
 
 def _up_ns(
@@ -201,6 +229,16 @@ def _within(
 
 
 @dataclass(frozen=True, slots=True)
+class _Knot:
+    """What a thread was at from about `ts_ns` on, and how that is known."""
+
+    ts_ns: int
+    cause: SampleCause
+    label: Label
+    stack_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Edge:
     """A moment and, where it is an estimate, what it lies between."""
 
@@ -218,32 +256,30 @@ class _Edges:
         self._period_ns = period_ns
         self._imports = imports
 
-    def between(
-        self, before: Sample | None, label: Label, sample: Sample, next_label: Label
-    ) -> _Edge:
-        """The edge; without a sample before, the stack holds for a period back at most."""
-        if before is None:
-            return _Edge(self._first_edge_ns(label, sample, next_label))
-        after_ns = before.ts_ns
-        was_import = label.substep == self._imports
-        if was_import != (next_label.substep == self._imports):
-            exact_ns = self._body_edge(after_ns, sample.ts_ns, was_import)
+    def between(self, before: _Knot, knot: _Knot) -> _Edge:
+        """The edge; without a stack before, the next one holds for a period back at most."""
+        if before.stack_id is None:
+            return _Edge(self._first_edge_ns(before.label, knot))
+        was_import = before.label.substep == self._imports
+        if was_import != (knot.label.substep == self._imports):
+            exact_ns = self._body_edge(before.ts_ns, knot.ts_ns, was_import)
             if exact_ns is not None:
                 return _Edge(exact_ns)
-        if sample.cause is SampleCause.CHANGE:
-            return _Edge(sample.ts_ns)
-        if before.cause is SampleCause.WAIT:
-            after_ns = max(after_ns, sample.ts_ns - self._period_ns)
-        return _Edge((after_ns + sample.ts_ns) // 2, after_ns, sample.ts_ns)
+        if knot.cause is SampleCause.CHANGE:
+            return _Edge(knot.ts_ns)
+        after_ns = before.ts_ns
+        if before.cause in (SampleCause.WAIT, SampleCause.CHANGE):
+            after_ns = max(after_ns, knot.ts_ns - self._period_ns)
+        return _Edge((after_ns + knot.ts_ns) // 2, after_ns, knot.ts_ns)
 
-    def _first_edge_ns(self, label: Label, sample: Sample, next_label: Label) -> int:
-        if sample.cause is SampleCause.CHANGE:
-            return sample.ts_ns
-        earliest_ns = sample.ts_ns - self._period_ns
+    def _first_edge_ns(self, label: Label, knot: _Knot) -> int:
+        if knot.cause is SampleCause.CHANGE:
+            return knot.ts_ns
+        earliest_ns = knot.ts_ns - self._period_ns
         if not label.outer:  # it waited until then
-            return (earliest_ns + sample.ts_ns) // 2
-        returned_ns = self._body_edge(0, sample.ts_ns, returned=True)
-        if returned_ns is None or next_label.substep == self._imports:
+            return (earliest_ns + knot.ts_ns) // 2
+        returned_ns = self._body_edge(0, knot.ts_ns, returned=True)
+        if returned_ns is None or knot.label.substep == self._imports:
             return earliest_ns
         return max(earliest_ns, returned_ns)
 

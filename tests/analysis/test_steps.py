@@ -164,6 +164,24 @@ def test_hand_over_goes_on_from_process_to_process(tmp_path: Path) -> None:
     ]
 
 
+def test_a_silent_thread_leaves_its_time_to_a_process_that_has_work(tmp_path: Path) -> None:
+    story = Story().sample(10, "main spawn")
+    engine = story.fork(10, 200)
+    worker = story.fork(10, 300, engine)
+    story.wait(10, "main wait_for_engine")
+    story.sample(10, "engine config", engine).sample(110, "engine tokens", engine)
+    story.sample(10, "worker idle", worker, SampleCause.CHANGE)
+    story.sample(30, "worker load", worker, SampleCause.CHANGE)
+    story.sample(90, "worker idle", worker, SampleCause.CHANGE)
+    expected = {"boot": 10, "config": 20, "weights": 60, "tokens_engine": 30}
+    assert times(story.start(tmp_path, 120)) == expected
+
+
+def test_a_silent_thread_that_made_nothing_keeps_its_time(tmp_path: Path) -> None:
+    story = Story().sample(10, "main config").sample(110, "main load")
+    assert times(story.start(tmp_path, 120)) == {"boot": 10, "config": 50, "weights": 60}
+
+
 def test_of_several_workers_the_slowest_counts(tmp_path: Path) -> None:
     story = Story().sample(10, "main spawn")
     engine = story.fork(20, 200)
