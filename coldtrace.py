@@ -171,10 +171,15 @@ def _analysis() -> Analysis:
 
 
 def _load_report() -> Report:
+    """Load all that a report takes: the user may not be able to read where it lies."""
+    from rich.cells import cell_len
+
     from analysis.commands import analyze
     from analysis.report import json as _json  # noqa: F401
     from analysis.report import terminal as _terminal  # noqa: F401
     from tracer.errors import ColdtraceError
+
+    cell_len("\N{GRINNING FACE}")  # rich reads its table of wide characters late
 
     def report(trace: Path, json: Path | None) -> None:
         analyze(trace, stream=sys.stderr)

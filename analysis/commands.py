@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -48,6 +49,8 @@ def _print(
     from analysis.report.terminal import report
 
     details = list(_details(start, imports, files, step))
+    if isinstance(stream, TextIOWrapper):  # names may hold what its encoding doesn't
+        stream.reconfigure(errors="replace")
     width = None if stream.isatty() else PLAIN_WIDTH
     console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
     for part in details or [report(start, view)]:

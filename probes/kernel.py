@@ -373,6 +373,7 @@ def _flags(hz: int, ring_bytes: int) -> list[str]:
         "-include",
         str(_BPF_FOLDER / "headers/include/linux/types.h"),
         f"-DRING_PAGES={ring_bytes // os.sysconf('SC_PAGE_SIZE')}",
+        f"-DPERIOD_NS={10**9 // max(hz, 1)}ull",
         f"-DBURST_OF_WALKS={BURST_OF_WALKS}",
         f"-DMAIN_REFILL_NS={MAIN_REFILL_NS}ull",
         f"-DOTHER_REFILL_NS={OTHER_REFILL_NS}ull",

@@ -13,7 +13,7 @@ BPF_TABLE("lru_hash", u64, struct thread_entry, threads, 16384); /* pid_tgid -> 
 /* What the last sample of a thread showed, and how many walks of its waits it
  * may have: they refill with time, up to a burst. */
 struct top { u64 frame; u64 code; u64 caller; };
-struct last_sample { struct top top; u64 refilled_ns; u64 walks; };
+struct last_sample { struct top top; u64 ts_ns; u64 refilled_ns; u64 walks; };
 BPF_TABLE("lru_hash", u32, struct last_sample, last_samples, 16384); /* tid -> */
 
 #define THREADS_SEARCHED 512
@@ -232,18 +232,19 @@ INLINE struct top read_top(struct python_layout *layout, u64 frame) {
 
 /* Remembers what a thread's sample shows. False if the last one showed the
  * same frame called from the same place: the stack is known then. */
-INLINE int has_changed(struct python_layout *layout, u64 frame) {
+INLINE int has_changed(struct python_layout *layout, u64 frame, u64 now_ns) {
   u32 tid = bpf_get_current_pid_tgid();
   struct top now = read_top(layout, frame);
   struct last_sample *last = last_samples.lookup(&tid);
   if (!last) {
-    struct last_sample first = {.top = now, .walks = BURST_OF_WALKS};
+    struct last_sample first = {.top = now, .ts_ns = now_ns, .walks = BURST_OF_WALKS};
     last_samples.update(&tid, &first);
     return 1;
   }
   int same = last->top.frame == now.frame && last->top.code == now.code &&
              last->top.caller == now.caller;
   last->top = now;
+  last->ts_ns = now_ns;
   return !same;
 }
 
@@ -322,7 +323,7 @@ int on_clock(struct bpf_perf_event_data *ctx) {
   if (!w) return 0;
   struct python_layout *layout = layouts.lookup(&pid);
   if (w->frame && layout) {
-    has_changed(layout, w->frame);
+    has_changed(layout, w->frame, w->began_ns);
     clock_walkers.call(ctx, 0);
   }
   finish_walk(w);
@@ -331,19 +332,30 @@ int on_clock(struct bpf_perf_event_data *ctx) {
 
 #define STATES_OF_WAITING 0xff /* the bits above it mark a preempted task */
 
-/* A thread leaves the CPU to wait: it is still current, and its memory can be
- * read. Main threads, which the steps follow, are walked more often. */
+/* Whether the clock has missed this thread for a period: one that yields all
+ * the time is seldom the one that the tick finds. */
+INLINE int is_overdue(u32 tid, u64 now_ns) {
+  struct last_sample *last = last_samples.lookup(&tid);
+  return !last || now_ns - last->ts_ns > PERIOD_NS;
+}
+
+/* A thread leaves the CPU: it is still current, and its memory can be read.
+ * Main threads, which the steps follow, are walked more often. */
 #ifdef SAMPLING
 TRACEPOINT_PROBE(sched, sched_switch) {
-  if (!(args->prev_state & STATES_OF_WAITING)) return 0;
   u64 id = bpf_get_current_pid_tgid();
   u32 pid = id >> 32, tid = id;
-  u64 *start_ns = tracked.lookup(&pid);
   struct python_layout *layout = layouts.lookup(&pid);
-  if (!start_ns || !layout) return 0;
-  struct walk *w = begin_walk(SLOT_SWITCH, CAUSE_WAIT, *start_ns);
-  if (!w || !w->frame || !has_changed(layout, w->frame)) return 0;
-  if (!may_walk(w->began_ns, tid == pid ? MAIN_REFILL_NS : OTHER_REFILL_NS)) return 0;
+  u64 *start_ns = layout ? tracked.lookup(&pid) : NULL;
+  if (!start_ns) return 0;
+  int waits = args->prev_state & STATES_OF_WAITING;
+  if (!waits && (tid != pid || !is_overdue(tid, bpf_ktime_get_ns()))) return 0;
+  struct walk *w = begin_walk(SLOT_SWITCH, waits ? CAUSE_WAIT : CAUSE_ON_CPU, *start_ns);
+  if (!w || !w->frame) return 0;
+  int changed = has_changed(layout, w->frame, w->began_ns);
+  if (waits) {
+    if (!changed || !may_walk(w->began_ns, tid == pid ? MAIN_REFILL_NS : OTHER_REFILL_NS)) return 0;
+  }
   switch_walkers.call(args, 0);
   finish_walk(w);
   return 0;

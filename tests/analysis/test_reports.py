@@ -246,6 +246,15 @@ def test_analyze_prints_the_table_or_what_is_asked_for(path: Path) -> None:
     assert "Cold start of" not in details
 
 
+def test_a_stream_that_lacks_characters_gets_others(tmp_path: Path) -> None:
+    path = Story().sample(10, "/lib/π.py:größe").write(tmp_path, 100)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert analyze(path, step="unattributed", stream=stream) == 0
+    assert analyze(path, stream=stream) == 0
+    stream.seek(0)
+    assert "?:gr??e" in stream.read()
+
+
 def test_an_unknown_step_is_told_with_those_that_there_are(path: Path) -> None:
     with pytest.raises(UsageError) as error:
         run(path, step="nonsense")

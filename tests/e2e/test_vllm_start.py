@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 
 from tests.e2e.start import OnLine, TracedStart, trace_start
@@ -176,15 +176,20 @@ def test_a_broken_config(trace_vllm: TraceVllm, tmp_path: Path) -> None:
     assert start.result["failure"]["step"] == "framework_bootstrap"
 
 
-def test_an_engine_that_is_killed(trace_vllm: TraceVllm, demo_model: Path, free_port: int) -> None:
-    def kill_engine(_process: subprocess.Popen[str], line: str) -> None:
-        if ENGINE_BEGINS in line and (pid := re.search(r"EngineCore pid=(\d+)", line)):
-            os.kill(int(pid[1]), signal.SIGKILL)
+def test_a_server_that_is_killed(trace_vllm: TraceVllm, demo_model: Path, free_port: int) -> None:
+    def kill(process: subprocess.Popen[str], line: str) -> None:
+        if ENGINE_BEGINS in line:
+            (server,) = psutil.Process(process.pid).children()
+            server.kill()
+        elif line.startswith("coldtrace: the trace is"):
+            process.wait()
+            os.killpg(process.pid, signal.SIGKILL)  # the engine, which nobody waits for now
 
-    start = trace_vllm(demo_model, "--port", free_port, "--enforce-eager", on_line=kill_engine)
-    assert start.status == 1
+    start = trace_vllm(demo_model, "--port", free_port, "--enforce-eager", on_line=kill)
+    assert start.status == -signal.SIGKILL
     assert start.result["outcome"] == "failed"
-    assert start.result["failure"]["wait_status"] == signal.SIGKILL
+    assert start.result["failure"]["step"] == "framework_bootstrap"
+    assert start.result["failure"]["root_wait_status"] == signal.SIGKILL
 
 
 def test_ctrl_c_before_it_is_ready(trace_vllm: TraceVllm, demo_model: Path, free_port: int) -> None:
