@@ -32,7 +32,7 @@ from probes.events import (
     StackSampled,
 )
 from probes.source import SourceStats
-from tracer import trace as trace_module
+from tracer import schema
 from tracer.errors import TraceError
 from tracer.owner import Owner
 from tracer.text import escape
@@ -269,7 +269,7 @@ def test_a_full_disk_is_told_and_leaves_a_readable_file(path: Path, limit_bytes:
 
 
 def test_too_many_rows_end_the_recording(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_module, "MAX_ROWS", 5)
+    monkeypatch.setattr(schema, "MAX_ROWS", 5)
     writer = TraceWriter(path)
     for ts_ns in range(6):
         writer.note(ts_ns, "x")
@@ -418,7 +418,7 @@ def test_a_newer_schema(path: Path) -> None:
 
 
 def test_a_huge_file(path: Path) -> None:
-    os.truncate(write(path), trace_module.MAX_FILE_BYTES + 1)
+    os.truncate(write(path), schema.MAX_FILE_BYTES + 1)
     assert "is too large" in refused(path)
 
 
