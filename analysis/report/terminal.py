@@ -48,16 +48,17 @@ def report(start: Start, view: str = "paper") -> RenderableType:
     result = start.result
     rows = _paper_rows(result) if view == "paper" else _view_rows(start, view)
     return Group(
-        Text(_headline(result), style="bold"),
+        Text(headline(result), style="bold"),
         _step_table(result, rows),
         *_paragraphs(start),
         _process_table(start),
         *map(Text, _other_processes(start)),
-        *map(Text, _closing_lines(result)),
+        *map(Text, closing_lines(result)),
     )
 
 
-def _headline(result: Result) -> str:
+def headline(result: Result) -> str:
+    """What was started and how that ended, in one line."""
     engine = result.engine or " ".join(map(escape, result.command[:1])) or "a command"
     version = result.versions.get(engine)
     name = f"{engine} {escape(version)}" if version else engine
@@ -124,20 +125,28 @@ def _bar(duration_ns: int, longest_ns: int) -> str:
 
 
 def _paragraphs(start: Start) -> Iterator[Text]:
+    style = "bold red" if start.result.failure is not None else ""
+    for remark in remarks(start):
+        yield Text(remark, style=style)
+        style = ""
+    yield Text("")
+
+
+def remarks(start: Start) -> Iterator[str]:
+    """What the times alone don't tell; of a failed start where it died first."""
     result = start.result
     if result.failure is not None:
-        yield Text(_failure_line(start, result.failure), style="bold red")
+        yield _failure_line(start, result.failure)
     if result.outcome == "interrupted" and result.segments:
-        yield Text(_interruption_line(start, result.segments[-1]))
+        yield _interruption_line(start, result.segments[-1])
     for why_not, titles in _absent(result).items():
-        yield Text(f"{_listed(titles)} didn't happen: {why_not}.")
+        yield f"{_listed(titles)} didn't happen: {why_not}."
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
-        yield Text(f"Unattributed is mostly: {_top_functions(start, unnamed(result))}.")
-    yield from map(Text, _import_lines(start))
+        yield f"Unattributed is mostly: {_top_functions(start, unnamed(result))}."
+    yield from _import_lines(start)
     compilers = _compilers(result)
     if compilers:
-        yield Text(compilers)
-    yield Text("")
+        yield compilers
 
 
 def _absent(result: Result) -> dict[str, list[str]]:
@@ -257,7 +266,7 @@ def _end(life: ProcessLife, result: Result) -> str:
     return f"{(life.end_ns - result.start_ns) / 1e9:.3f}"
 
 
-def _closing_lines(result: Result) -> Iterator[str]:
+def closing_lines(result: Result) -> Iterator[str]:
     """Losses, cost, sources and notes: what a reader has to know to trust the rest."""
     lost = ", ".join(f"{kind} {count}" for kind, count in result.lost.items() if count)
     yield f"Lost events: {result.lost_events}{f' ({escape(lost)})' if lost else ''}."
