@@ -17,19 +17,29 @@ from pathlib import Path
 import pytest
 
 from probes.events import (
+    Connected,
+    DeviceTransferred,
+    DriverCalled,
     Event,
+    FileCached,
     FileUsed,
     FunctionSeen,
     ModuleExecuted,
+    NameLookedUp,
+    PagesCached,
     ProcessExecuted,
     ProcessExited,
     ProcessForked,
     ProcessFound,
     ProcessId,
+    Reading,
     SampleCause,
     SocketAccepted,
     SocketListening,
     StackSampled,
+    ThreadRan,
+    ThreadWaited,
+    WaitState,
 )
 from probes.source import SourceStats
 from tracer import schema
@@ -37,16 +47,25 @@ from tracer.errors import TraceError
 from tracer.owner import Owner
 from tracer.text import escape
 from tracer.trace import (
+    CachedFile,
+    Connection,
+    DriverCalls,
     Exec,
     File,
     Function,
+    Lookup,
     Module,
     Note,
+    PagesAdded,
+    Ran,
+    ReadValue,
     Sample,
     Socket,
     SourceState,
     Trace,
     TraceWriter,
+    Transfer,
+    Wait,
 )
 
 ROOT, CHILD = ProcessId(100, 5), ProcessId(101, 20)
@@ -66,6 +85,31 @@ EVENTS: list[Event] = [
     SocketListening(70, ROOT, 100, 2, 8000),
     SocketAccepted(80, ROOT, 100, 8000),
     ProcessExited(90, CHILD, 9),
+]
+
+DISK = ("io_schedule", "folio_wait_bit_common", "filemap_fault")
+HIGHEST_INODE = (1 << 64) - 1
+RESOURCES: list[Event] = [
+    StackSampled(41, ROOT, 100, 1, SampleCause.ON_CPU, (), False, "libtorch_cpu.so"),
+    StackSampled(42, ROOT, 100, 1, SampleCause.ON_CPU, (), False, "kernel:\udcff"),
+    StackSampled(43, ROOT, 100, 1, SampleCause.ON_CPU, (), False, "libtorch_cpu.so"),
+    StackSampled(44, ROOT, 100, 1, SampleCause.ON_CPU, (), False),
+    ThreadRan(0, ROOT, 100, 1, 7),
+    ThreadRan(100_000_000, CHILD, 101, 0, 100_000_000),
+    ThreadWaited(45, 60, 50, ROOT, 100, WaitState.BLOCKED, DISK, None, None),
+    ThreadWaited(61, 70, 61, ROOT, 100, WaitState.PREEMPTED, (), 101, 102),
+    ThreadWaited(71, 80, 79, ROOT, 100, WaitState.BLOCKED, DISK, 101, 101),
+    PagesCached(0, CHILD, 64, HIGHEST_INODE, 4096),
+    DeviceTransferred(0, 64, 3, 12288, 5),
+    Connected(46, 48, ROOT, 100, "2001:db8::1", 443, 110),
+    NameLookedUp(44, 46, ROOT, 100, "hub.\udcff", -2),
+    DriverCalled(0, ROOT, 100, "/dev/nvidia0", 12, 34),
+    FileCached(5, "/m/a.safetensors", 100, None, "overlay", 64, HIGHEST_INODE),
+    FileCached(6, "/m/b.safetensors", 100, 40, "ext4", 64, 7),
+    FileUsed(50, 55, CHILD, 101, "/m/a.safetensors", 100, 3, 0, 64, HIGHEST_INODE),
+    Reading(9, "cgroup_throttled_ns", "", 12),
+    Reading(8, "gpu_power_w", "gpu0", 70.5),
+    Reading(10, "gpu_power_w", "gpu0", float("nan")),
 ]
 
 
@@ -121,6 +165,45 @@ def test_what_is_written_comes_back(path: Path) -> None:
         Socket(root.id, 100, 70, "listen", 2, 8000),
         Socket(root.id, 100, 80, "accept", None, 8000),
     ]
+
+
+def test_resources_come_back(path: Path) -> None:
+    trace = Trace.open(write(path, [ProcessForked(9, ROOT, CHILD), *RESOURCES]))
+    root, child = trace.processes
+    places = ["libtorch_cpu.so", "kernel:\\udcff", "libtorch_cpu.so", ""]
+    assert [sample.place for sample in trace.samples(root)] == places
+    assert trace.ran(root) == [Ran(100, 1, 0, 7)]
+    assert trace.ran(child) == [Ran(101, 0, 100_000_000, 100_000_000)]
+    assert trace.waits(root) == [
+        Wait(100, 45, 60, 50, WaitState.BLOCKED, 1, None, None),
+        Wait(100, 61, 70, 61, WaitState.PREEMPTED, 2, 101, 102),
+        Wait(100, 71, 80, 79, WaitState.BLOCKED, 1, 101, 101),
+    ]
+    assert trace.waits(child) == []
+    assert trace.kernel_stacks == {1: DISK, 2: ()}
+    assert trace.page_cache() == [PagesAdded(child, 0, 64, HIGHEST_INODE, 4096)]
+    assert trace.transfers() == [Transfer(0, 64, 3, 12288, 5)]
+    assert trace.connections() == [Connection(root, 100, 46, 48, "2001:db8::1", 443, 110)]
+    assert trace.lookups() == [Lookup(root, 100, 44, 46, "hub.\\udcff", -2)]
+    assert trace.driver_calls() == [DriverCalls(root, 100, 0, "/dev/nvidia0", 12, 34)]
+    unknown, known = trace.cached_files()
+    assert unknown == CachedFile(5, "/m/a.safetensors", 100, None, "overlay", 64, HIGHEST_INODE)
+    assert known == CachedFile(6, "/m/b.safetensors", 100, 40, "ext4", 64, 7)
+    (file,) = trace.files()
+    assert (file.device, file.inode) == (64, HIGHEST_INODE)
+    assert trace.readings() == [
+        ReadValue(8, "gpu_power_w", "gpu0", 70.5),
+        ReadValue(9, "cgroup_throttled_ns", "", 12.0),
+    ]
+    assert trace.meta["end_ns"] == 100_000_000  # a moment, not how long something took
+
+
+def test_the_moments_of_a_wait_are_put_in_order(path: Path) -> None:
+    """The clocks of two cores may differ by some ns."""
+    waits = [(20, 30, 31), (20, 30, 19), (20, 19, 19)]
+    write(path, [ThreadWaited(*times, ROOT, 1, WaitState.SLEEPING, (), 1, 1) for times in waits])
+    read = [(wait.ts_ns, wait.end_ns, wait.woken_ns) for wait in Trace.open(path).waits(1)]
+    assert read == [(20, 30, 30), (20, 30, 20), (20, 20, 20)]
 
 
 def test_meta_sources_counts_and_notes_come_back_as_last_set(path: Path) -> None:
@@ -436,7 +519,7 @@ def test_a_trace_cut_short_anywhere(path: Path) -> None:
 
 def test_damage_anywhere_is_refused_or_harmless(path: Path) -> None:
     """A changed byte may well make another sound trace; it never makes a traceback."""
-    whole = write(path).read_bytes()
+    whole = write(path, EVENTS + RESOURCES).read_bytes()
     chance = random.Random(11)
     refusals = 0
     for _ in range(600):
@@ -488,6 +571,23 @@ LOOP = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i, i 
         ("UPDATE file SET read_bytes = -1", "file.read_bytes"),
         ("UPDATE socket SET port = 65536", "socket.port"),
         ("UPDATE socket SET kind = 'bind'", "socket.kind"),
+        ("UPDATE sample SET place_id = 77", "sample.place_id"),
+        ("UPDATE file SET device = -1", "file.device"),
+        ("UPDATE ran SET cpu = -1", "ran.cpu"),
+        ("UPDATE ran SET process_id = 77", "ran.process_id"),
+        ("UPDATE kernel_stack SET frames = '[1]'", "kernel_stack.frames"),
+        ("UPDATE kernel_stack SET frames = '{'", "not JSON"),
+        ("UPDATE wait SET kernel_stack_id = 77", "wait.kernel_stack_id"),
+        ("UPDATE wait SET state = 4", "wait.state"),
+        ("UPDATE wait SET woken_ns = end_ns + 1", "wait.woken_ns"),
+        ("UPDATE wait SET waker_pid = -1", "wait.waker_pid"),
+        ("UPDATE page_cache SET added_bytes = -1", "page_cache.added_bytes"),
+        ("UPDATE block SET busy_ns = -1", "block.busy_ns"),
+        ("UPDATE connection SET port = 65536", "connection.port"),
+        ("UPDATE lookup SET error = 1 << 40", "lookup.error"),
+        ("UPDATE driver SET calls = -1", "driver.calls"),
+        ("UPDATE file_cached SET cached_bytes = -1", "file_cached.cached_bytes"),
+        ("UPDATE reading SET value = 9e999", "reading.value"),
         ("INSERT INTO source VALUES ('kernel', 'weird', '')", "source.state"),
         ("INSERT INTO count VALUES ('kernel', 'sample', -1, 0, 0)", "count.seen"),
         ("INSERT INTO meta VALUES ('outcome', '\"fine\"')", "meta outcome"),
@@ -505,7 +605,7 @@ LOOP = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT i, i 
     ],
 )
 def test_a_wrong_value_is_named(path: Path, statement: str, complaint: str) -> None:
-    tamper(write(path), statement)
+    tamper(write(path, EVENTS + RESOURCES), statement)
     assert complaint in refused(path)
 
 
@@ -523,7 +623,8 @@ def test_text_that_is_not_unicode_is_refused(path: Path) -> None:
 
 
 def long_start() -> list[Event]:
-    """What a start of 60 s brings: 20,000 samples, 40,000 module bodies."""
+    """What a start of 60 s brings: 20,000 samples, 40,000 module bodies, 60,000 times
+    that a thread ran or waited."""
     processes = [ProcessId(100 + number, 5 + number) for number in range(4)]
     chance = random.Random(5)
     events: list[Event] = []
@@ -535,7 +636,13 @@ def long_start() -> list[Event]:
     for number in range(20_000):
         keys = tuple(chance.randrange(10_000) * 4 + number % 4 for _ in range(40))
         cause = SampleCause.ON_CPU
-        events.append(StackSampled(number, processes[number % 4], 1, 1, cause, keys, False))
+        place = f"lib{number % 50}.so"
+        events.append(StackSampled(number, processes[number % 4], 1, 1, cause, keys, False, place))
+    for number in range(30_000):
+        process, kernel = processes[number % 4], ("schedule", f"function_{number % 300}")
+        events.append(ThreadRan(number, process, number % 40, number % 2, 7))
+        times = (number, number + 9, number + 8)
+        events.append(ThreadWaited(*times, process, 1, WaitState.SLEEPING, kernel, 100, 1))
     return events
 
 
@@ -548,5 +655,5 @@ def cpu_s(action: Callable[[], object]) -> float:
 def test_a_long_start_is_small_and_quick(path: Path) -> None:
     events = long_start()
     assert cpu_s(lambda: write(path, [ProcessForked(9, ROOT, CHILD), *events])) < 0.05 * 60
-    assert path.stat().st_size < 30_000_000
+    assert path.stat().st_size < 33_000_000
     assert cpu_s(lambda: Trace.open(path)) < 1
