@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable
+from ipaddress import ip_address
+from socket import AF_INET
 from struct import unpack_from
+from typing import Protocol
 
 from probes import wire
 from probes.cpython import SHIM_FILE, decode_text
 from probes.events import (
+    Connected,
     Event,
     FileUsed,
     FunctionSeen,
     ModuleExecuted,
+    NameLookedUp,
     ProcessExecuted,
     ProcessExited,
     ProcessForked,
@@ -21,15 +28,30 @@ from probes.events import (
     SocketAccepted,
     SocketListening,
     StackSampled,
+    ThreadWaited,
+    WaitState,
 )
 from probes.interest import matters
 
 _BODY = wire.HEADER.size
 _KEYS = _BODY + wire.SAMPLE.size
 _CAUSES = tuple(SampleCause)
+_STATES = tuple(WaitState)
 
-FindFile = Callable[[ProcessId, int, str], tuple[str, int | None]]
-"""(process, directory_fd, path as opened) -> (absolute path, size in bytes)."""
+
+class Surroundings(Protocol):
+    """What a record only points to: files, mapped code, stacks of the kernel."""
+
+    def file(
+        self, process: ProcessId, directory_fd: int, path: str
+    ) -> tuple[str, os.stat_result | None]:
+        """The absolute path of what was opened as `path`, and its status now."""
+
+    def place(self, process: ProcessId, ip: int, kernel_stack: int) -> str:
+        """Where an ON_CPU sample found the thread, as StackSampled.place."""
+
+    def kernel_frames(self, kernel_stack: int) -> tuple[str, ...]:
+        """The functions of a stack of the kernel, innermost first."""
 
 
 _Decode = Callable[[bytes, int, ProcessId, int, int], Event | None]
@@ -39,8 +61,8 @@ _Decode = Callable[[bytes, int, ProcessId, int, int], Event | None]
 class Decoder:
     """Turns records into events; keeps one ProcessId object a process."""
 
-    def __init__(self, find_file: FindFile) -> None:
-        self._find_file = find_file
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
         self._processes: dict[tuple[int, int], ProcessId] = {}
         self._shims: set[int] = set()
         self._by_kind: tuple[_Decode, ...] = (
@@ -53,6 +75,9 @@ class Decoder:
             self._file,
             self._listen,
             self._accept,
+            self._wait,
+            self._connect,
+            self._lookup,
         )
 
     def decode(self, record: bytes) -> Event | None:
@@ -103,11 +128,14 @@ class Decoder:
         return FunctionSeen(ts_ns, process, key, sys.intern(file), sys.intern(name), line)
 
     def _sample(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, cpu: int) -> Event:
-        frames, cause, truncated = wire.SAMPLE.unpack_from(record, _BODY)
+        frames, cause, truncated, kernel_stack, ip = wire.SAMPLE.unpack_from(record, _BODY)
         keys = unpack_from(f"<{frames}Q", record, _KEYS)
         if self._shims:
             keys = tuple(key for key in keys if key not in self._shims)
-        return StackSampled(ts_ns, process, tid, cpu, _CAUSES[cause], keys, bool(truncated))
+        place = ""
+        if ip or kernel_stack >= 0:
+            place = self._surroundings.place(process, ip, kernel_stack)
+        return StackSampled(ts_ns, process, tid, cpu, _CAUSES[cause], keys, bool(truncated), place)
 
     def _module(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
         end_ns, key, depth = wire.MODULE.unpack_from(record, _BODY)
@@ -122,9 +150,18 @@ class Decoder:
         opened = _c_string(raw)
         if not matters(opened):
             return None
-        path, size_bytes = self._find_file(process, directory_fd, opened)
+        path, status = self._surroundings.file(process, directory_fd, opened)
         return FileUsed(
-            ts_ns, closed_ns or None, process, tid, path, size_bytes, read_bytes, mapped_bytes
+            ts_ns,
+            closed_ns or None,
+            process,
+            tid,
+            path,
+            status.st_size if status else None,
+            read_bytes,
+            mapped_bytes,
+            status.st_dev if status else None,
+            status.st_ino if status else None,
         )
 
     def _listen(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
@@ -134,6 +171,32 @@ class Decoder:
     def _accept(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
         _, port, _ = wire.SOCKET.unpack_from(record, _BODY)
         return SocketAccepted(ts_ns, process, tid, port)
+
+    def _wait(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
+        end_ns, woken_ns, waker_pid, waker_tid, kernel_stack, state = wire.WAIT.unpack_from(
+            record, _BODY
+        )
+        end_ns = end_ns or time.monotonic_ns()
+        return ThreadWaited(
+            ts_ns,
+            end_ns,
+            woken_ns or end_ns,
+            process,
+            tid,
+            _STATES[state],
+            self._surroundings.kernel_frames(kernel_stack),
+            waker_pid or None,
+            waker_tid or None,
+        )
+
+    def _connect(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
+        end_ns, error, family, port, raw = wire.CONNECT.unpack_from(record, _BODY)
+        address = ip_address(raw[:4] if family == AF_INET else raw)
+        return Connected(ts_ns, end_ns, process, tid, str(address), port, error)
+
+    def _lookup(self, record: bytes, ts_ns: int, process: ProcessId, tid: int, _cpu: int) -> Event:
+        end_ns, error, name = wire.LOOKUP.unpack_from(record, _BODY)
+        return NameLookedUp(ts_ns, end_ns, process, tid, _c_string(name), error)
 
 
 def _c_string(raw: bytes) -> str:

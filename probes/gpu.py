@@ -3,8 +3,8 @@
 Readings, by subject:
   gpuN      gpu_busy_percent, gpu_memory_busy_percent, gpu_memory_used_bytes,
             gpu_memory_total_bytes, gpu_sm_clock_hz, gpu_memory_clock_hz,
-            gpu_pcie_received_bytes and gpu_pcie_sent_bytes (counters, as seen by the
-            GPU), gpu_pcie_generation, gpu_pcie_lanes
+            gpu_pcie_received_bytes and gpu_pcie_sent_bytes (counters of what the
+            GPU received and sent), gpu_pcie_generation, gpu_pcie_lanes
   gpuN/PID  gpu_process_memory_bytes, gpu_process_busy_percent
 
 A thread of its own asks, since an answer may take as long as the driver likes. What
@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,13 @@ from probes.events import ProcessId, Reading
 from probes.readings import Pace, Readings
 from probes.source import SourceStats, SourceUnavailable
 
-PERIOD_NS = 100_000_000
-SHARE = 0.005
+OFTEN_NS = 100_000_000
+SELDOM_NS = 1_000_000_000
+OFTEN_SHARE = 0.03
+SELDOM_SHARE = 0.005
 """Of a core, that asking may cost; where it would cost more it asks less often."""
 MAX_GPUS = 64
+PCIE_WRAP = 1 << 32
 MAX_WAITING = 100_000
 CLOSE_S = 1.0
 
@@ -36,6 +39,7 @@ _DEVICES = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 
 Value = tuple[str, str, float]
 """Name, what follows the GPU in its subject, and value of a reading."""
+Query = Callable[[], list[Value]]
 
 
 def is_present(root: Path = Path("/")) -> bool:
@@ -44,13 +48,15 @@ def is_present(root: Path = Path("/")) -> bool:
 
 
 class GpuSource:
-    """Asks every GPU ten times a second. `load` gives NVML's binding."""
+    """Asks every GPU ten times a second, and once a second what is dear or seldom
+    changes. `load` gives NVML's binding."""
 
     name = "gpu"
 
     def __init__(self, load: Callable[[], Any] | None = None) -> None:
         self._load = load or _load
-        self._queries: dict[str, list[Callable[[], list[Value]]]] = {}
+        self._often: list[tuple[str, Query]] = []
+        self._seldom: list[tuple[str, Query]] = []
         self._nvml: Any = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -67,7 +73,8 @@ class GpuSource:
             self._nvml = nvml
             for number in range(min(nvml.nvmlDeviceGetCount(), MAX_GPUS)):
                 handle = nvml.nvmlDeviceGetHandleByIndex(number)
-                self._queries[f"gpu{number}"] = _queries(nvml, handle)
+                self._often += [(f"gpu{number}", query) for query in _often(nvml, handle)]
+                self._seldom += [(f"gpu{number}", query) for query in _seldom(nvml, handle)]
         except nvml.NVMLError as error:
             self._shut_down()
             raise SourceUnavailable(f"NVML fails: {error}") from error
@@ -113,39 +120,36 @@ class GpuSource:
             self._nvml = None
 
     def _run(self) -> None:
-        readings, pace = Readings(), Pace(PERIOD_NS, SHARE)
+        readings = Readings()
+        often, seldom = Pace(OFTEN_NS, OFTEN_SHARE), Pace(SELDOM_NS, SELDOM_SHARE)
         try:
-            while not self._stop.wait(max(0, pace.next_ns - time.monotonic_ns()) / 1e9):
-                began_ns, began_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
-                for gpu, queries in self._queries.items():
-                    for query in list(queries):
-                        self._waiting.extend(self._ask(readings, gpu, queries, query))
-                pace.looked(began_ns, time.thread_time_ns() - began_cpu_ns)
+            while not self._stop.wait(max(0, often.next_ns - time.monotonic_ns()) / 1e9):
+                for pace, queries in ((often, self._often), (seldom, self._seldom)):
+                    began_ns, began_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+                    if pace.is_due(began_ns):
+                        self._ask(readings, queries)
+                        pace.looked(began_ns, time.thread_time_ns() - began_cpu_ns)
                 self._come.set()
             self._waiting.extend(readings.rest())
         except Exception as error:
             self._problem = " ".join(str(error).split()) or repr(error)
+            self._waiting.extend(readings.rest())
             self._come.set()
 
-    def _ask(
-        self,
-        readings: Readings,
-        gpu: str,
-        queries: list[Callable[[], list[Value]]],
-        query: Callable[[], list[Value]],
-    ) -> Iterator[Reading]:
-        try:
-            values = query()
-        except (
-            self._nvml.NVMLError_NotSupported,
-            self._nvml.NVMLError_FunctionNotFound,
-            self._nvml.NVMLError_NoPermission,
-        ):
-            queries.remove(query)
-            return
-        now_ns = time.monotonic_ns()
-        for name, of, value in values:
-            yield from readings.tell(now_ns, name, gpu + of, value)
+    def _ask(self, readings: Readings, queries: list[tuple[str, Query]]) -> None:
+        for gpu, query in list(queries):
+            try:
+                values = query()
+            except (
+                self._nvml.NVMLError_NotSupported,
+                self._nvml.NVMLError_FunctionNotFound,
+                self._nvml.NVMLError_NoPermission,
+            ):
+                queries.remove((gpu, query))
+                continue
+            now_ns = time.monotonic_ns()
+            for name, of, value in values:
+                self._waiting.extend(readings.tell(now_ns, name, gpu + of, value))
 
 
 def _load() -> Any:
@@ -158,8 +162,8 @@ def _load() -> Any:
     return pynvml
 
 
-def _queries(nvml: Any, handle: Any) -> list[Callable[[], list[Value]]]:
-    """What to ask a GPU each time, the cheap and the telling first."""
+def _often(nvml: Any, handle: Any) -> list[Query]:
+    """What to ask a GPU each time: in all 1 ms on an H200."""
 
     def busy() -> list[Value]:
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
@@ -183,12 +187,6 @@ def _queries(nvml: Any, handle: Any) -> list[Callable[[], list[Value]]]:
         mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
         return [("gpu_memory_clock_hz", "", mhz * 1_000_000)]
 
-    def link() -> list[Value]:
-        return [
-            ("gpu_pcie_generation", "", nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-            ("gpu_pcie_lanes", "", nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        ]
-
     def processes_memory() -> list[Value]:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return [
@@ -197,34 +195,44 @@ def _queries(nvml: Any, handle: Any) -> list[Callable[[], list[Value]]]:
             if each.usedGpuMemory is not None
         ]
 
-    return [
-        busy,
-        memory,
-        sm_clock,
-        memory_clock,
-        link,
-        _pcie_counters(nvml, handle),
-        processes_memory,
-        _processes_busy(nvml, handle),
-    ]
+    return [busy, memory, sm_clock, memory_clock, _pcie_counters(nvml, handle), processes_memory]
 
 
-def _pcie_counters(nvml: Any, handle: Any) -> Callable[[], list[Value]]:
-    """The counters of bytes; the other call for them measures a rate for 20 ms."""
+def _seldom(nvml: Any, handle: Any) -> list[Query]:
+    """What to ask it now and then: the second takes up to 3 ms on an H200."""
+
+    def link() -> list[Value]:
+        return [
+            ("gpu_pcie_generation", "", nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+            ("gpu_pcie_lanes", "", nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        ]
+
+    return [link, _processes_busy(nvml, handle)]
+
+
+def _pcie_counters(nvml: Any, handle: Any) -> Query:
+    """The counters of bytes; the other call for them measures a rate for 20 ms.
+
+    They are 32 bits wide and begin anew after 4 GiB: what more than that was moved
+    between two looks (43 GB/s) can't be told from what was less.
+    """
     names = {
         nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: "gpu_pcie_received_bytes",
         nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: "gpu_pcie_sent_bytes",
     }
+    counters: dict[str, tuple[int, int]] = {}
 
     def pcie() -> list[Value]:
-        fields = nvml.nvmlDeviceGetFieldValues(handle, list(names))
-        values: list[Value] = [
-            (names[field.fieldId], "", _number(nvml, field))
-            for field in fields
-            if field.nvmlReturn == nvml.NVML_SUCCESS and field.fieldId in names
-        ]
+        values: list[Value] = []
+        for field in nvml.nvmlDeviceGetFieldValues(handle, list(names)):
+            if field.nvmlReturn == nvml.NVML_SUCCESS and field.fieldId in names:
+                name, now = names[field.fieldId], _number(nvml, field)
+                last, total = counters.get(name, (now, 0))
+                moved = now - last if now >= last else (now - last) % PCIE_WRAP
+                counters[name] = now, total + moved
+                values.append((name, "", total + moved))
         if not values:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+            raise nvml.NVMLError_NotSupported()
         return values
 
     return pcie
@@ -239,7 +247,7 @@ def _number(nvml: Any, field: Any) -> int:
     return int(getattr(field.value, kinds.get(field.valueType, "ullVal")))
 
 
-def _processes_busy(nvml: Any, handle: Any) -> Callable[[], list[Value]]:
+def _processes_busy(nvml: Any, handle: Any) -> Query:
     last_us = 0
 
     def busy() -> list[Value]:

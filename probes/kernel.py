@@ -20,18 +20,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from probes import cpython, proc, rootfs, uprobes, wire
+from probes import cpython, proc, rootfs, sums, uprobes, wire
 from probes.decode import Decoder
-from probes.events import Event, ProcessExecuted, ProcessExited, ProcessId
+from probes.elf import ElfError, ElfFile, probe_offset
+from probes.events import (
+    BUCKET_NS,
+    DeviceTransferred,
+    DriverCalled,
+    Event,
+    PagesCached,
+    ProcessExecuted,
+    ProcessExited,
+    ProcessId,
+    ThreadRan,
+)
+from probes.places import KernelStacks, MappedCode, c_library
 from probes.source import SourceStats, SourceUnavailable
 
 TRACEFS: Final = Path("/sys/kernel/tracing")
 _BPF_FOLDER: Final = Path(__file__).parent / "bpf"
 _AT_FDCWD: Final = -100
 
-REQUIRED: Final = ("process.bpf.c", "python.bpf.c")
-OPTIONAL: Final = ("modules.bpf.c", "files.bpf.c", "sockets.bpf.c")
-"""Subjects; python comes first in the text since process uses its layouts."""
+REQUIRED: Final = ("process.bpf.c", "sched.bpf.c")
+OPTIONAL: Final = (
+    "modules.bpf.c",
+    "files.bpf.c",
+    "sockets.bpf.c",
+    "disk.bpf.c",
+    "network.bpf.c",
+    "driver.bpf.c",
+)
+"""Subjects: what can be seen, each in a file of its own."""
+_COMMON: Final = ("events.h", "common.bpf.h", "python.bpf.c")
+"""What they share, the stack walk among it; it goes before them."""
+_SUMS: Final = {
+    "sched.bpf.c": ("ran",),
+    "disk.bpf.c": ("pages", "blocks"),
+    "driver.bpf.c": ("drivers",),
+}
+"""The maps in which a subject adds up what it sees."""
+FETCH_SUMS_S: Final = 1.0
 
 DEFAULT_HZ: Final = 99
 DEFAULT_RING_BYTES: Final = 4 << 20
@@ -47,6 +75,13 @@ _LOOK_AGAIN_S: Final = (0.0, 0.003, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2,
 """When, after an exec, a process is looked at for its interpreter."""
 
 _KINDS: Final = tuple(kind.name.lower() for kind in wire.Kind)
+
+_SUM_KINDS: Final[dict[type, str]] = {
+    ThreadRan: "ran",
+    PagesCached: "pages",
+    DeviceTransferred: "block",
+    DriverCalled: "driver",
+}
 
 UnknownInterpreter = Callable[[ProcessId, str], None]
 """Told of a Python process that the walk can't read, and why."""
@@ -77,9 +112,14 @@ class KernelSource:
         self._records: list[bytes] = []
         self._undecoded = 0
         self._set_aside: Counter[str] = Counter()
-        self._decoder = Decoder(_Files().find)
+        self._fetched: Counter[str] = Counter()
+        self._surroundings = _Surroundings()
+        self._decoder = Decoder(self._surroundings)
+        self._sums: frozenset[str] = frozenset()
+        self._fetched_s = 0.0
         self._bpf: Any = None
         self._bodies: _BodyProbes | None = None
+        self._lookups: _LookupProbes | None = None
         self._looking: dict[ProcessId, tuple[float, int]] = {}
         self._final: SourceStats | None = None
         self.skipped: dict[str, str] = {}
@@ -91,8 +131,10 @@ class KernelSource:
         for subject in REQUIRED:
             if subject in self.skipped:
                 raise SourceUnavailable(self.skipped[subject])
-        subjects = [s for s in OPTIONAL if s not in self.skipped]
+        subjects = [s for s in (*REQUIRED, *OPTIONAL) if s not in self.skipped]
         self._bpf = _compile(subjects, self._hz, self._ring_bytes)
+        self._surroundings.use(self._bpf)
+        self._sums = frozenset(name for s in subjects for name in _SUMS.get(s, ()))
         self._load_walkers()
         if "modules.bpf.c" in subjects:
             try:
@@ -101,6 +143,9 @@ class KernelSource:
                     self._attach_beforehand(self._bodies, self._program)
             except OSError as error:
                 self.skipped["modules.bpf.c"] = f"uprobes can't be attached: {error}"
+        if "network.bpf.c" in subjects:
+            self._lookups = _LookupProbes(self._bpf)
+            self._lookups.attach(os.getpid())
         self._bpf["events"].open_ring_buffer(self._take)
         _give_back_memory()
 
@@ -111,6 +156,9 @@ class KernelSource:
         if pid in tracked:
             return
         tracked[pid] = ctypes.c_uint64(process.start_ns)
+        threads = self._bpf["known_threads"]
+        for tid in proc.threads(process.pid):
+            threads[ctypes.c_uint32(tid)] = threads.Leaf(process.start_ns, process.pid)
         self._looking[process] = (time.monotonic(), 0)
         self._look_for_interpreters()
 
@@ -122,11 +170,23 @@ class KernelSource:
         for event in events:
             if isinstance(event, ProcessExecuted):
                 self._looking[event.process] = (time.monotonic(), 0)
+                self._surroundings.code.forget(event.process)
             elif isinstance(event, ProcessExited):
                 self._looking.pop(event.process, None)
+                self._surroundings.code.forget(event.process)
         if self._looking:
             self._look_for_interpreters()
+        now_s = time.monotonic()
+        if now_s - self._fetched_s >= FETCH_SUMS_S:
+            self._fetched_s = now_s
+            now_ns = time.monotonic_ns()
+            events += self._fetch_sums(now_ns - now_ns % BUCKET_NS - BUCKET_NS)
         return events
+
+    def _fetch_sums(self, before_ns: int) -> list[Event]:
+        fetched = list(sums.fetch(self._bpf, self._sums, before_ns))
+        self._fetched.update(_SUM_KINDS[type(event)] for event in fetched)
+        return fetched
 
     def stats(self) -> SourceStats:
         """What was seen and lost by kind, and the time it took the traced
@@ -139,7 +199,7 @@ class KernelSource:
         if self._undecoded:
             lost["undecoded"] = self._undecoded
         sent = Counter(self._counts("seen_count"))
-        return SourceStats(sent - self._set_aside, lost, self._counts("cost_ns"))
+        return SourceStats(sent - self._set_aside + self._fetched, lost, self._counts("cost_ns"))
 
     def close(self) -> list[Event]:
         """Detach; what was still under way (open files, module bodies being
@@ -150,7 +210,10 @@ class KernelSource:
         self._bpf.ring_buffer_consume()
         self._records += self._unfinished_files()
         self._records += self._unfinished_bodies()
+        self._records += self._unfinished_waits()
         events = self._decode_all()
+        events += self._unfinished_runs()
+        events += self._fetch_sums(time.monotonic_ns() + BUCKET_NS)
         self._final = self.stats()
         self._bpf.cleanup()
         self._bpf = None
@@ -206,6 +269,32 @@ class KernelSource:
                 )
                 yield header + wire.MODULE.pack(0, body.key, at.depth)
 
+    def _unfinished_waits(self) -> Iterator[bytes]:
+        """The waits of main threads that go on: a server that is ready waits."""
+        threads = self._bpf["known_threads"]
+        for tid, wait in self._bpf["off_cpus"].items():
+            with contextlib.suppress(KeyError):
+                thread = threads[tid]
+                if thread.pid == tid.value:
+                    header = wire.HEADER.pack(
+                        wait.left_ns, thread.start_ns, thread.pid, tid.value, wire.Kind.WAIT, 0, 0
+                    )
+                    waker = wait.waker_pid, wait.waker_tid
+                    yield header + wire.WAIT.pack(
+                        0, wait.woken_ns, *waker, wait.kernel_stack, wait.state
+                    )
+
+    def _unfinished_runs(self) -> Iterator[Event]:
+        """What the threads that are on a core ran since it was last added up."""
+        now_ns, threads = time.monotonic_ns(), self._bpf["known_threads"]
+        for tid, since in self._bpf["running"].items():
+            with contextlib.suppress(KeyError):
+                thread = threads[tid]
+                process = ProcessId(thread.pid, thread.start_ns)
+                ran_ns = max(0, now_ns - since.value)
+                bucket_ns = since.value - since.value % BUCKET_NS
+                yield ThreadRan(bucket_ns, process, tid.value, 0, ran_ns)
+
     # -- programs ---------------------------------------------------------
 
     def _load_walkers(self) -> None:
@@ -249,8 +338,7 @@ class KernelSource:
         if self._hz:
             clock = (PerfType.SOFTWARE, PerfSWConfig.CPU_CLOCK)
             tasks.append(partial(self._bpf.detach_perf_event, *clock))
-        if self._bodies:
-            tasks.append(self._bodies.close)
+        tasks += [probes.close for probes in (self._bodies, self._lookups) if probes]
         with ThreadPoolExecutor(len(tasks)) as pool:
             for done in [pool.submit(task) for task in tasks]:
                 done.result()
@@ -278,6 +366,8 @@ class KernelSource:
             return True
         if isinstance(found, cpython.NoPython):
             return False
+        if self._lookups:
+            self._lookups.attach(process.pid)
         image = found if isinstance(found, cpython.Interpreter) else found.image
         if self._bodies and image:
             self._bodies.attach(image.open_path)
@@ -292,42 +382,76 @@ class KernelSource:
         return True
 
 
-class _BodyProbes:
-    """The uprobes on PyEval_EvalCode, a pair for each ELF file that has it."""
+class _Pair:
+    """Two programs, at the entry and at the return of functions."""
 
-    def __init__(self, bpf: Any) -> None:
+    def __init__(self, bpf: Any, entry: bytes, leaving: bytes) -> None:
         multi = uprobes.multi_supported()
         kind = uprobes.MULTI_ATTACH_TYPE if multi else -1
         self._attach: uprobes.Attach = uprobes.attach_multi if multi else uprobes.attach_perf
         self._entry, self._return = (
             bpf.load_func(function, bpf.KPROBE, attach_type=kind).fd
-            for function in (b"on_body_entry", b"on_body_return")
+            for function in (entry, leaving)
         )
         self._links: list[int] = []
-        self._layouts = bpf["file_layouts"]
-        self._attached: set[cpython.FileIdentity] = set()
 
-    def attach(self, path: str) -> None:
-        """Probe the CPython in this file, for all processes that map it.
-        Nothing happens where there is none, or where it is probed already."""
-        with contextlib.suppress(OSError):
-            found = cpython.inspect_file(path)
-            if found is None or found.identity in self._attached:
-                return
-            self._attached.add(found.identity)
-            cookie, offset = len(self._attached), found.eval_code.offset
-            self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(
-                found.layout.pack()
-            )
-            # The return first: an entry that is seen must find its return seen.
-            for program, at_return in ((self._return, True), (self._entry, False)):
-                self._links.append(self._attach(program, path, offset, cookie, at_return))
+    def attach(self, path: str, offset: int, cookie: int = 0) -> None:
+        """At a place in a file, for all processes that map it; raises OSError.
+        The return first: an entry that is seen must find its return seen."""
+        for program, at_return in ((self._return, True), (self._entry, False)):
+            self._links.append(self._attach(program, path, offset, cookie, at_return))
 
     def close(self) -> None:
         """Detach all."""
         for link in self._links:
             os.close(link)
         self._links.clear()
+
+
+class _BodyProbes:
+    """The uprobes on PyEval_EvalCode, a pair for each ELF file that has it."""
+
+    def __init__(self, bpf: Any) -> None:
+        self._pair = _Pair(bpf, b"on_body_entry", b"on_body_return")
+        self._layouts = bpf["file_layouts"]
+        self._attached: set[cpython.FileIdentity] = set()
+        self.close = self._pair.close
+
+    def attach(self, path: str) -> None:
+        """Probe the CPython in this file. Nothing happens where there is none,
+        or where it is probed already."""
+        with contextlib.suppress(OSError):
+            found = cpython.inspect_file(path)
+            if found is None or found.identity in self._attached:
+                return
+            self._attached.add(found.identity)
+            cookie = len(self._attached)
+            self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(
+                found.layout.pack()
+            )
+            self._pair.attach(path, found.eval_code.offset, cookie)
+
+
+class _LookupProbes:
+    """The uprobes on getaddrinfo, a pair for each C library."""
+
+    def __init__(self, bpf: Any) -> None:
+        self._pair = _Pair(bpf, b"on_lookup_entry", b"on_lookup_return")
+        self._attached: set[tuple[int, int]] = set()
+        self.close = self._pair.close
+
+    def attach(self, pid: int) -> None:
+        """Probe the C library of a process, unless it is probed already."""
+        path = c_library(pid)
+        if path is None:
+            return
+        with contextlib.suppress(OSError, ElfError), ElfFile.open(path) as elf:
+            status = os.stat(path)
+            identity = (status.st_dev, status.st_ino)
+            symbol = elf.exported(["getaddrinfo"]).get("getaddrinfo")
+            if identity not in self._attached and symbol is not None:
+                self._attached.add(identity)
+                self._pair.attach(path, probe_offset(elf, symbol).offset)
 
 
 def missing_subjects() -> dict[str, str]:
@@ -358,8 +482,7 @@ def _compile(subjects: Iterable[str], hz: int, ring_bytes: int) -> Any:
         raise SourceUnavailable(
             f"bcc is not importable ({error}): install Debian's python3-bpfcc"
         ) from error
-    parts = ("events.h", "common.bpf.h", "python.bpf.c", "process.bpf.c", *subjects)
-    text = "\n".join((_BPF_FOLDER / part).read_text() for part in parts)
+    text = "\n".join((_BPF_FOLDER / part).read_text() for part in (*_COMMON, *subjects))
     with _environment(BCC_KERNEL_SOURCE=str(_BPF_FOLDER / "headers")):
         try:
             return BPF(text=text.replace("#pragma once", ""), cflags=_flags(hz, ring_bytes))
@@ -382,6 +505,9 @@ def _flags(hz: int, ring_bytes: int) -> list[str]:
     exit_format = (TRACEFS / "events/sched/sched_process_exit/format").read_text()
     if "group_dead" in exit_format:  # since Linux 6.16
         flags.append("-DHAVE_GROUP_DEAD")
+    cache_format = TRACEFS / "events/filemap/mm_filemap_add_to_page_cache/format"
+    if cache_format.exists() and "order" in cache_format.read_text():  # since Linux 6.0
+        flags.append("-DHAVE_ORDER")
     if (TRACEFS / "events/syscalls/sys_enter_open").exists():
         flags.append("-DHAVE_OPEN")
     if hz:
@@ -427,18 +553,37 @@ def _with_whole_command(event: ProcessExecuted) -> ProcessExecuted:
     return replace(event, argv=argv, truncated=False)
 
 
-class _Files:
-    """Tells where what a process opened lies in its own root, and its size."""
+class _Surroundings:
+    """What records point to, looked up in /proc and in the kernel's tables."""
 
     def __init__(self) -> None:
+        self.code = MappedCode()
+        self._stacks = KernelStacks(lambda stack: (), str)
         self._folders: dict[tuple[ProcessId, int], str] = {}
 
-    def find(self, process: ProcessId, directory_fd: int, path: str) -> tuple[str, int | None]:
-        """The absolute path and the size in bytes now. What can't be told any
-        more stays as it was opened."""
+    def use(self, bpf: Any) -> None:
+        """Take the kernel's stacks and symbols from `bpf`."""
+        stacks = bpf["kernel_stacks"]
+        self._stacks = KernelStacks(
+            lambda stack: list(stacks.walk(stack)),
+            lambda address: bpf.ksym(address).decode("utf-8", "backslashreplace"),
+        )
+
+    def file(
+        self, process: ProcessId, directory_fd: int, path: str
+    ) -> tuple[str, os.stat_result | None]:
+        """What can't be told any more stays as it was opened."""
         if not path.startswith("/"):
             path = os.path.join(self._folder(process, directory_fd), path)
-        return path, rootfs.size_in_root(process.pid, path)
+        return path, rootfs.stat_in_root(process.pid, path)
+
+    def place(self, process: ProcessId, ip: int, kernel_stack: int) -> str:
+        """By the instruction in user space, else by the kernel's stack."""
+        return self.code.name(process, ip) if ip else self._stacks.place(kernel_stack)
+
+    def kernel_frames(self, kernel_stack: int) -> tuple[str, ...]:
+        """The functions of a stack of the kernel, innermost first."""
+        return self._stacks.frames(kernel_stack)
 
     def _folder(self, process: ProcessId, directory_fd: int) -> str:
         """Where relative paths start; when the process has ended, where they

@@ -62,15 +62,15 @@ def list_in_root(pid: int, path: str) -> list[str]:
         os.close(fd)
 
 
-def size_in_root(pid: int, path: str) -> int | None:
-    """The size in bytes of a regular file of a process's root; None for
-    anything else, and for what can't be found."""
+def stat_in_root(pid: int, path: str) -> os.stat_result | None:
+    """The status of a regular file of a process's root; None for anything
+    else, and for what can't be found."""
     try:
         with _found(pid, path) as fd:
             status = os.fstat(fd)
     except (OSError, ValueError):
         return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 @contextmanager

@@ -21,6 +21,13 @@ class Kind(IntEnum):
     FILE = 6
     LISTEN = 7
     ACCEPT = 8
+    WAIT = 9
+    CONNECT = 10
+    LOOKUP = 11
+    RAN = 12
+    PAGES = 13
+    BLOCK = 14
+    DRIVER = 15
 
 
 FILE_BYTES = 256
@@ -49,8 +56,8 @@ EXIT = Struct("<i4x")
 FUNCTION = Struct(f"<QIIIIII{FILE_BYTES}s{NAME_BYTES}s")
 """key, line, version, file state and length, name state and length, file, name."""
 
-SAMPLE = Struct("<HBB4x")
-"""frames, cause, truncated; then `frames` u64 keys."""
+SAMPLE = Struct("<HBBiQ")
+"""frames, cause, truncated, kernel_stack, ip; then `frames` u64 keys."""
 
 MODULE = Struct("<QQI4x")
 """end_ns (0: not left), key, depth."""
@@ -60,3 +67,15 @@ FILE = Struct(f"<QQQiI{PATH_BYTES}s")
 
 SOCKET = Struct("<HHI")
 """family, port, fd."""
+
+ADDRESS_BYTES = 16
+HOST_BYTES = 128
+
+WAIT = Struct("<QQIIiI")
+"""end_ns, woken_ns, waker_pid, waker_tid, kernel_stack, state."""
+
+CONNECT = Struct(f"<QiHH{ADDRESS_BYTES}s")
+"""end_ns, error, family, port, address."""
+
+LOOKUP = Struct(f"<Qi4x{HOST_BYTES}s")
+"""end_ns, error, name."""

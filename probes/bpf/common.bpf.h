@@ -12,7 +12,10 @@
 #define AT_ONCE 2
 
 BPF_HASH(tracked, u32, u64, 16384); /* pid -> start_ns */
+struct thread { u64 start_ns; u32 pid; u32 pad; }; /* start_ns: of its process */
+BPF_HASH(known_threads, u32, struct thread, 32768); /* tid -> whose it is */
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
+BPF_TABLE("stacktrace", int, struct bpf_stacktrace, kernel_stacks, 16384);
 BPF_PERCPU_ARRAY(seen_count, u64, KIND_COUNT);
 BPF_PERCPU_ARRAY(lost_count, u64, KIND_COUNT);
 BPF_PERCPU_ARRAY(cost_ns, u64, KIND_COUNT); /* time spent in the traced program */

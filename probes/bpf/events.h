@@ -25,6 +25,13 @@ enum kind {
   KIND_FILE,
   KIND_LISTEN,
   KIND_ACCEPT,
+  KIND_WAIT,
+  KIND_CONNECT,
+  KIND_LOOKUP,
+  KIND_RAN,    /* these four are added up in maps, which the reader empties: */
+  KIND_PAGES,  /* nothing of them is sent, only losses are counted */
+  KIND_BLOCK,
+  KIND_DRIVER,
   KIND_COUNT,
 };
 
@@ -83,7 +90,8 @@ struct sample_event {
   u16 frames;
   u8 cause;
   u8 truncated;
-  u32 pad;
+  s32 kernel_stack; /* in `kernel_stacks`; negative: the thread was not in the kernel */
+  u64 ip;           /* of an ON_CPU sample in user space, else 0 */
   u64 keys[MAX_FRAMES]; /* innermost first; only `frames` of them are sent */
 };
 
@@ -111,6 +119,51 @@ struct socket_event { /* KIND_LISTEN, KIND_ACCEPT */
   u16 port;
   u32 fd;
 };
+
+enum wait_state { WAIT_SLEEPING, WAIT_BLOCKED, WAIT_PREEMPTED, WAIT_STOPPED };
+
+struct wait_event {
+  struct header h; /* of the thread that waited; ts_ns is when it left the CPU */
+  u64 end_ns;      /* 0: it waits still */
+  u64 woken_ns;    /* 0: not yet */
+  u32 waker_pid;   /* 0: an interrupt, or unseen */
+  u32 waker_tid;
+  s32 kernel_stack;
+  u32 state;
+};
+
+#define ADDRESS_BYTES 16
+
+struct connect_event {
+  struct header h; /* ts_ns is the call */
+  u64 end_ns;
+  s32 error;       /* errno, 0 for success */
+  u16 family;
+  u16 port;
+  u8 address[ADDRESS_BYTES];
+};
+
+#define HOST_BYTES 128
+
+struct lookup_event {
+  struct header h; /* ts_ns is the call */
+  u64 end_ns;
+  s32 error;       /* EAI_..., 0 for success */
+  u32 pad;
+  char name[HOST_BYTES];
+};
+
+/* What is added up in maps, over buckets of time. */
+#define BUCKET_NS 100000000ull
+
+struct ran_key { u64 bucket; u32 tid; u32 cpu; };
+struct pages_key { u64 bucket; u64 inode; u64 start_ns; u32 device; u32 pid; };
+struct block_key { u64 bucket; u32 device; u32 pad; };
+struct driver_key { u64 bucket; u32 pid; u32 tid; u32 fd; u32 pad; };
+struct ran_value { u64 start_ns; u64 ran_ns; u32 pid; u32 pad; };
+struct pages_value { u64 added_bytes; };
+struct block_value { u64 requests; u64 read_bytes; u64 busy_ns; };
+struct driver_value { u64 start_ns; u64 calls; u64 spent_ns; };
 
 /* Where a process's CPython keeps what the walk reads: probes/cpython.py. */
 struct python_layout {

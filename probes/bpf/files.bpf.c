@@ -21,6 +21,9 @@ BPF_HASH(open_files, struct file_key, struct open_file, 16384);
 BPF_HASH(reading, u32, struct file_key, 16384);         /* tid -> read under way */
 BPF_PERCPU_ARRAY(open_scratch, struct open_file, 1);
 
+struct device_path { char text[32]; };
+BPF_HASH(device_files, struct file_key, struct device_path, 4096); /* a GPU's, open */
+
 #define O_DIRECTORY 0200000
 
 INLINE int begin_open(u64 path, s32 directory_fd, u64 flags) {
@@ -32,6 +35,11 @@ INLINE int begin_open(u64 path, s32 directory_fd, u64 flags) {
 }
 
 #define IS(p, i, c) ((p)[(i) & (PATH_BYTES - 1)] == (c))
+
+INLINE int is_gpu(const char *p) {
+  return p[0] == '/' && p[1] == 'd' && p[2] == 'e' && p[3] == 'v' && p[4] == '/' && p[5] == 'n' &&
+         p[6] == 'v' && p[7] == 'i' && p[8] == 'd' && p[9] == 'i' && p[10] == 'a';
+}
 
 INLINE int left_out(const char *p, int n) {
   if (p[0] == '/') {
@@ -83,13 +91,18 @@ INLINE int end_open(long fd) {
   struct open_file *f = open_scratch.lookup(&zero);
   if (fd < 0 || !start_ns || !f) return 0;
   int n = bpf_probe_read_user_str(f->path, PATH_BYTES, (void *)path);
+  struct file_key k = {.pid = pid, .fd = fd};
+  if (n > 1 && is_gpu(f->path)) {
+    struct device_path device = {};
+    __builtin_memcpy(device.text, f->path, sizeof(device.text));
+    device_files.update(&k, &device);
+  }
   if (n <= 1 || left_out(f->path, n)) return 0;
   f->opened_ns = bpf_ktime_get_ns();
   f->start_ns = *start_ns;
   f->read_bytes = f->mapped_bytes = 0;
   f->directory_fd = directory_fd;
   f->tid = tid;
-  struct file_key k = {.pid = pid, .fd = fd};
   struct open_file *stale = open_files.lookup(&k);
   if (stale) send_file(&k, stale); /* closed where we didn't see it (exec, close_range) */
   if (open_files.update(&k, f)) count_lost(KIND_FILE);
@@ -143,6 +156,7 @@ TRACEPOINT_PROBE(syscalls, sys_enter_mmap) {
 TRACEPOINT_PROBE(syscalls, sys_enter_close) {
   struct file_key k = {.pid = current_pid(), .fd = args->fd};
   struct open_file *f = open_files.lookup(&k);
+  device_files.delete(&k);
   if (!f) return 0;
   send_file(&k, f);
   open_files.delete(&k);

@@ -14,16 +14,21 @@ INLINE void forget(u32 pid) {
   last_signal.delete(&pid);
 }
 
-/* In the parent, before the child's first instruction. */
+/* In the parent, before the child's first instruction; threads pass here too. */
 TRACEPOINT_PROBE(task, task_newtask) {
   u32 parent = current_pid(), child = args->pid;
   u64 *start_ns = tracked.lookup(&parent);
-  if (!start_ns || (args->clone_flags & CLONE_THREAD)) return 0;
+  if (!start_ns) return 0;
+  struct thread t = {.start_ns = *start_ns, .pid = parent};
+  if (args->clone_flags & CLONE_THREAD) {
+    known_threads.update(&child, &t);
+    return 0;
+  }
   struct fork_event e = {};
   fill_header(&e.h, KIND_FORK, sizeof(e), *start_ns);
-  e.child_start_ns = e.h.ts_ns;
-  e.child_pid = child;
-  if (tracked.update(&child, &e.child_start_ns)) {
+  e.child_start_ns = t.start_ns = e.h.ts_ns;
+  e.child_pid = t.pid = child;
+  if (tracked.update(&child, &e.child_start_ns) || known_threads.update(&child, &t)) {
     count_lost(KIND_FORK);
     return 0;
   }

@@ -277,6 +277,8 @@ INLINE struct walk *begin_walk(int slot, u8 cause, u64 start_ns) {
   w->sample.cause = cause;
   w->sample.frames = 0;
   w->sample.truncated = 0;
+  w->sample.kernel_stack = -1;
+  w->sample.ip = 0;
   w->frame = 0;
   u32 pid = w->sample.h.pid;
   struct python_layout *layout = layouts.lookup(&pid);
@@ -315,23 +317,6 @@ int walk_on_switch(void *ctx) {
   return give_up(SLOT_SWITCH);
 }
 
-int on_clock(struct bpf_perf_event_data *ctx) {
-  u32 pid = current_pid();
-  u64 *start_ns = tracked.lookup(&pid);
-  if (!start_ns) return 0;
-  struct walk *w = begin_walk(SLOT_CLOCK, CAUSE_ON_CPU, *start_ns);
-  if (!w) return 0;
-  struct python_layout *layout = layouts.lookup(&pid);
-  if (w->frame && layout) {
-    has_changed(layout, w->frame, w->began_ns);
-    clock_walkers.call(ctx, 0);
-  }
-  finish_walk(w);
-  return 0;
-}
-
-#define STATES_OF_WAITING 0xff /* the bits above it mark a preempted task */
-
 /* Whether the clock has missed this thread for a period: one that yields all
  * the time is seldom the one that the tick finds. */
 INLINE int is_overdue(u32 tid, u64 now_ns) {
@@ -339,25 +324,16 @@ INLINE int is_overdue(u32 tid, u64 now_ns) {
   return !last || now_ns - last->ts_ns > PERIOD_NS;
 }
 
-/* A thread leaves the CPU: it is still current, and its memory can be read.
- * Main threads, which the steps follow, are walked more often. */
-#ifdef SAMPLING
-TRACEPOINT_PROBE(sched, sched_switch) {
-  u64 id = bpf_get_current_pid_tgid();
-  u32 pid = id >> 32, tid = id;
+/* Begins the walk of a thread that leaves the CPU, if it is wanted: it is still
+ * current, and its memory can be read. Main threads, which the steps follow,
+ * are walked more often. */
+INLINE struct walk *begin_leaving(u32 pid, u32 tid, u64 start_ns, int waits, u64 now_ns) {
   struct python_layout *layout = layouts.lookup(&pid);
-  u64 *start_ns = layout ? tracked.lookup(&pid) : NULL;
-  if (!start_ns) return 0;
-  int waits = args->prev_state & STATES_OF_WAITING;
-  if (!waits && (tid != pid || !is_overdue(tid, bpf_ktime_get_ns()))) return 0;
-  struct walk *w = begin_walk(SLOT_SWITCH, waits ? CAUSE_WAIT : CAUSE_ON_CPU, *start_ns);
-  if (!w || !w->frame) return 0;
-  int changed = has_changed(layout, w->frame, w->began_ns);
-  if (waits) {
-    if (!changed || !may_walk(w->began_ns, tid == pid ? MAIN_REFILL_NS : OTHER_REFILL_NS)) return 0;
-  }
-  switch_walkers.call(args, 0);
-  finish_walk(w);
-  return 0;
+  if (!layout || (!waits && (tid != pid || !is_overdue(tid, now_ns)))) return NULL;
+  struct walk *w = begin_walk(SLOT_SWITCH, waits ? CAUSE_WAIT : CAUSE_ON_CPU, start_ns);
+  if (!w || !w->frame) return NULL;
+  int changed = has_changed(layout, w->frame, now_ns);
+  if (!waits) return w;
+  if (!changed || !may_walk(now_ns, tid == pid ? MAIN_REFILL_NS : OTHER_REFILL_NS)) return NULL;
+  return w;
 }
-#endif

@@ -19,10 +19,14 @@ import pytest
 
 from probes import kernel
 from probes.events import (
+    BUCKET_NS,
+    Connected,
     Event,
     FileUsed,
     FunctionSeen,
     ModuleExecuted,
+    NameLookedUp,
+    PagesCached,
     ProcessExecuted,
     ProcessExited,
     ProcessForked,
@@ -31,6 +35,9 @@ from probes.events import (
     SocketAccepted,
     SocketListening,
     StackSampled,
+    ThreadRan,
+    ThreadWaited,
+    WaitState,
 )
 from probes.kernel import KernelSource
 from probes.source import SourceStats
@@ -368,6 +375,122 @@ def test_tcp_listens_and_only_the_first_accept(tmp_path):
     before = traced.events[traced.events.index(listening) - 1]
     assert isinstance(before, StackSampled) and before.cause is SampleCause.EDGE
     assert traced.stacks(SampleCause.EDGE) == [(traced.root.pid, ["serve", "<module>"])]
+
+
+# --- Cores, waits, disks, network -------------------------------------------------
+
+
+def test_a_thread_ran_as_long_as_the_kernel_says():
+    text = """
+        import time
+        while time.process_time() < 0.7: pass
+        time.sleep(0.2)
+        print(time.process_time_ns())
+    """
+    traced = trace(python(text))
+    ran_ns = sum(r.ran_ns for r in traced.of(ThreadRan) if r.process == traced.root)
+    assert ran_ns == pytest.approx(int(traced.out), rel=0.02, abs=20_000_000)
+    assert all(r.ts_ns % BUCKET_NS == 0 and r.ran_ns <= BUCKET_NS for r in traced.of(ThreadRan))
+
+
+def test_a_wait_says_how_long_in_what_and_who_ended_it():
+    text = """
+        import threading, time
+        lock = threading.Lock()
+        def hold():
+            with lock:
+                held.set(); time.sleep(0.3)
+        held = threading.Event()
+        thread = threading.Thread(target=hold); thread.start(); held.wait()
+        lock.acquire()
+        print(thread.native_id)
+        time.sleep(0.2)
+    """
+    traced = trace(python(text))
+    waits = [w for w in traced.of(ThreadWaited) if w.tid == traced.root.pid]
+    for_lock = max((w for w in waits if _in(w, "futex")), key=_length_ns)
+    assert _length_ns(for_lock) == pytest.approx(300_000_000, abs=40_000_000)
+    assert (for_lock.waker_pid, for_lock.waker_tid) == (traced.root.pid, int(traced.out))
+    assert for_lock.ts_ns < for_lock.woken_ns <= for_lock.end_ns
+    asleep = max((w for w in waits if _in(w, "nanosleep")), key=_length_ns)
+    assert _length_ns(asleep) == pytest.approx(200_000_000, abs=40_000_000)
+    assert asleep.state is WaitState.SLEEPING
+
+
+def _in(wait: ThreadWaited, part: str) -> bool:
+    return any(part in function for function in wait.kernel)
+
+
+def _length_ns(wait: ThreadWaited) -> int:
+    return wait.end_ns - wait.ts_ns
+
+
+def test_waiting_for_a_core_is_told():
+    text = """
+        import os, time
+        os.sched_setaffinity(0, {0})
+        for _ in range(3): os.fork()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end: pass
+    """
+    traced = trace(python(text))
+    waits = [w for w in traced.of(ThreadWaited) if w.process == traced.root]
+    runnable_ns = sum(w.end_ns - w.woken_ns for w in waits if w.state is WaitState.PREEMPTED)
+    assert runnable_ns > 250_000_000  # eight processes share one core
+
+
+def test_bytes_from_the_disk_are_exact_to_the_page(tmp_path):
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(os.urandom(3_000_001))
+    text = """
+        import os, sys
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        while os.read(fd, 1 << 20): pass
+    """
+    for cold in (True, False):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        if cold:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        status = os.fstat(fd)
+        os.close(fd)
+        traced = trace(python(text, str(file)))
+        here = [p for p in traced.of(PagesCached) if p.inode == status.st_ino]
+        assert {p.device for p in here} <= {status.st_dev}
+        pages = -(-3_000_001 // 4096) if cold else 0
+        assert sum(p.added_bytes for p in here) == pages * 4096
+        (used,) = (f for f in traced.of(FileUsed) if f.path == str(file))
+        assert (used.device, used.inode) == (status.st_dev, status.st_ino)
+
+
+def test_connections_and_lookups_are_named():
+    text = """
+        import socket, urllib.request
+        server = socket.create_server(("127.0.0.1", 0))
+        socket.create_connection(server.getsockname())
+        try: socket.getaddrinfo("no-such-host.invalid", 80)
+        except OSError: pass
+        print(server.getsockname()[1])
+    """
+    traced = trace(python(text))
+    (connected,) = (c for c in traced.of(Connected) if c.address == "127.0.0.1")
+    assert (connected.port, connected.error) == (int(traced.out), 0)
+    (lookup,) = (u for u in traced.of(NameLookedUp) if u.name == "no-such-host.invalid")
+    assert lookup.error != 0 and lookup.end_ns > lookup.ts_ns
+
+
+def test_a_sample_says_where_its_code_lies():
+    text = """
+        import hashlib, os, time
+        data = bytes(1 << 20)
+        while time.process_time() < 0.4: hashlib.sha256(data)
+        while time.process_time() < 0.8: os.stat("/")
+    """
+    traced = trace(python(text))
+    places = Counter(s.place for s in traced.of(StackSampled) if s.cause is SampleCause.ON_CPU)
+    in_crypto = sum(n for place, n in places.items() if place.startswith(("libcrypto", "_hashlib")))
+    in_kernel = sum(n for place, n in places.items() if place.startswith("kernel:"))
+    assert in_crypto > 20 and in_kernel > 5, places
 
 
 # --- The source itself ----------------------------------------------------------

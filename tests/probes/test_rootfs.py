@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from probes import rootfs
-from probes.rootfs import list_in_root, open_in_root, size_in_root
+from probes.rootfs import list_in_root, open_in_root, stat_in_root
 
 SELF = os.getpid()
 
@@ -28,7 +28,7 @@ def test_a_file_of_this_root(tmp_path):
     (tmp_path / "file").write_bytes(b"seven b")
 
     assert content(SELF, f"{tmp_path}/file") == b"seven b"
-    assert size_in_root(SELF, f"{tmp_path}/file") == 7
+    assert stat_in_root(SELF, f"{tmp_path}/file").st_size == 7
 
 
 def test_a_name_of_any_bytes(tmp_path):
@@ -36,7 +36,7 @@ def test_a_name_of_any_bytes(tmp_path):
     Path(path).write_text("x")
 
     assert list_in_root(SELF, str(tmp_path)) == [os.path.basename(path)]
-    assert size_in_root(SELF, path) == 1
+    assert stat_in_root(SELF, path).st_size == 1
 
 
 def test_a_folder_with_more_names_than_wanted(tmp_path, monkeypatch):
@@ -62,12 +62,12 @@ def test_what_could_hang_or_act_is_not_opened(tmp_path, make):
     with pytest.raises(OSError) as caught:
         open_in_root(SELF, f"{tmp_path}/trap")
     assert caught.value.errno == errno.EINVAL
-    assert size_in_root(SELF, f"{tmp_path}/trap") is None
+    assert stat_in_root(SELF, f"{tmp_path}/trap") is None
 
 
 @pytest.mark.parametrize("path", ["/no/such/file", "", "/proc", "nul\0byte", "/" + "x" * 5000])
 def test_what_has_no_size(path):
-    assert size_in_root(SELF, path) is None
+    assert stat_in_root(SELF, path) is None
 
 
 def test_errors_are_those_of_open(tmp_path):
@@ -85,7 +85,7 @@ def test_no_descriptor_is_left_open(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", tmp_path / "missing"):
-        size_in_root(SELF, str(path))
+        stat_in_root(SELF, str(path))
         with contextlib.suppress(OSError):
             os.close(open_in_root(SELF, str(path)))
     list_in_root(SELF, str(tmp_path))
@@ -154,7 +154,7 @@ def test_no_link_leads_out(stranger, tmp_path, target):
     for path in ("/link", "/folder/secret", "../secret", f"{tmp_path}/secret"):
         with pytest.raises(OSError):
             open_in_root(pid, path)
-        assert size_in_root(pid, path) is None
+        assert stat_in_root(pid, path) is None
 
 
 @needs_root

@@ -22,6 +22,9 @@ RECORDS = {
     "module_event": wire.MODULE,
     "file_event": wire.FILE,
     "socket_event": wire.SOCKET,
+    "wait_event": wire.WAIT,
+    "connect_event": wire.CONNECT,
+    "lookup_event": wire.LOOKUP,
 }
 
 
@@ -57,7 +60,7 @@ def test_kinds_and_limits_are_the_headers():
     text = HEADER.read_text()
     kinds = re.search(r"enum kind \{(.*?)\}", text, re.DOTALL)[1]
     assert re.findall(r"KIND_(\w+)", kinds)[:-1] == [kind.name for kind in wire.Kind]
-    for name in ("FILE", "NAME", "PATH", "FILENAME", "ARGV", "ARG"):
+    for name in ("FILE", "NAME", "PATH", "FILENAME", "ARGV", "ARG", "ADDRESS", "HOST"):
         (value,) = re.findall(rf"#define {name}_BYTES (\d+)", text)
         assert int(value) == getattr(wire, f"{name}_BYTES")
     assert int(re.search(r"#define MAX_FRAMES (\d+)", text)[1]) == wire.MAX_FRAMES
