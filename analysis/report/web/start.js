@@ -1,0 +1,335 @@
+// The page of one start. All times are µs since the start.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const substeps = data.steps.flatMap((step, number) =>
+  step.substeps.map((substep, index) => ({ ...substep, step: number, index })),
+);
+const whoIs = (process) => `${process.title} (pid ${process.pid})`;
+
+/** The colour of a sub-step: its step's, each next one a little nearer to the paper's. */
+function substepColour(number) {
+  if (number < 0) return colour(number === -2 ? "missed" : "unattributed");
+  const { step, index } = substeps[number];
+  return mixed(seriesColour(step), colour("paper"), (index % 4) * 0.13);
+}
+
+const substepTitle = (number) =>
+  number < 0 ? (number === -2 ? "Missed before the tracer came" : "Unattributed") : substeps[number].title;
+
+// The timeline ----------------------------------------------------------------------------
+
+function pathLanes() {
+  const stepOf = (number) => (number < 0 ? number : substeps[number].step);
+  const steps = [];
+  for (const [from, to, , substep] of data.path) {
+    const last = steps.at(-1);
+    if (last && last.step === stepOf(substep)) last.to = to;
+    else steps.push({ from, to, step: stepOf(substep) });
+  }
+  const stepBoxes = steps.map(({ from, to, step }) => {
+    const title = step < 0 ? substepTitle(step) : data.steps[step].title;
+    const fill = () => (step < 0 ? substepColour(step) : seriesColour(step));
+    return { from, to, fill, text: title, edge: true, lines: [title, span(from, to)] };
+  });
+  const boxes = data.path.map((piece) => ({ ...pathBox(piece), edge: true }));
+  return new BoxLane("Steps", [stepBoxes, boxes], 24, ["Step", "Sub-step"]);
+}
+
+function pathBox([from, to, process, substep]) {
+  const title = substepTitle(substep);
+  const step = substep < 0 ? [] : [data.steps[substeps[substep].step].title];
+  const lines = [title, ...step, whoIs(data.processes[process]), span(from, to)];
+  return { from, to, fill: () => substepColour(substep), text: title, lines };
+}
+
+const span = (from, to) => `${duration(to - from)}, from ${seconds(from)} to ${seconds(to)}`;
+
+function processLane() {
+  const parts = data.processes.map((process, number) => ({ ...process, number })).filter(({ part }) => part);
+  const rows = parts.map(({ number }) => data.path.filter((piece) => piece[2] === number).map(pathBox));
+  const grounds = parts.map((process) => ({
+    from: process.from,
+    to: process.to ?? data.wall,
+    fill: () => colour("ground"),
+    lines: [whoIs(process), lifeSpan(process), "not on the critical path here", ...commandOf(process)],
+  }));
+  const lane = new BoxLane("Processes", rows, 24, parts.map(whoIs), grounds);
+  lane.note = "coloured where it held the critical path";
+  return lane;
+}
+
+function lifeSpan(process) {
+  if (process.to === null) return `from ${seconds(process.from)} on`;
+  return span(process.from, process.to);
+}
+
+const commandOf = (process) => (process.command ? [process.command] : []);
+
+const MOST_TOOLS = 10;
+
+function toolLane() {
+  const byProgram = new Map();
+  for (const process of data.processes.filter(({ part }) => !part)) {
+    if (!byProgram.has(process.program)) byProgram.set(process.program, []);
+    byProgram.get(process.program).push(process);
+  }
+  const took = ([, processes]) =>
+    processes.reduce((sum, { from, to }) => sum + (to ?? data.wall) - from, 0);
+  const programs = [...byProgram].sort((one, other) => took(other) - took(one)).slice(0, MOST_TOOLS);
+  if (!programs.length) return null;
+  const rows = programs.map(([program, processes]) => together(program, processes));
+  const labels = programs.map(([program, processes]) => `${program} × ${processes.length}`);
+  const lane = new BoxLane("Other programs", rows, 16, labels);
+  if (byProgram.size > MOST_TOOLS) lane.note = `the longest ${MOST_TOOLS} of ${byProgram.size}`;
+  return lane;
+}
+
+/** A box for each stretch in which at least one of `processes` lived. */
+function together(program, processes) {
+  const boxes = [];
+  for (const process of [...processes].sort((one, other) => one.from - other.from)) {
+    const to = process.to ?? data.wall;
+    const last = boxes.at(-1);
+    if (last && process.from <= last.to) {
+      last.to = Math.max(last.to, to);
+      last.members.push(process);
+    } else boxes.push({ from: process.from, to, members: [process] });
+  }
+  return boxes.map(({ from, to, members }) => ({
+    from,
+    to,
+    fill: () => colour("tool"),
+    lines: [
+      members.length > 1 ? `${program}: ${members.length} that overlap` : `${program} (pid ${members[0].pid})`,
+      span(from, to),
+      ...(members.length > 1 ? [] : commandOf(members[0])),
+    ],
+  }));
+}
+
+function coreLanes() {
+  const { cores } = data;
+  if (!cores) return [];
+  const stack = new StackLane("Cores busy", cores, cores.cores.length);
+  stack.legend = cores.groups.map(({ title }, index) => [title, `series-${index % SERIES}`]);
+  const heat = new HeatLane("Each core", cores, (core, index) => {
+    const owner = core.owners[index];
+    const lines = [
+      `CPU ${core.cpu}: ${(core.busy[index] / 10).toFixed(0)} % busy`,
+      span(cores.from + index * cores.bucket, cores.from + (index + 1) * cores.bucket),
+    ];
+    if (owner >= 0) lines.push(`mostly ${whoIs(data.processes[owner])}`);
+    return lines;
+  });
+  heat.note = "100 ms a cell";
+  heat.legend = [["idle", "heat-0"], ["busy", "heat-1"]];
+  return [stack, heat];
+}
+
+function lineLanes() {
+  const titles = [...new Set(data.lines.map(({ title }) => title))];
+  return titles.map((title) => {
+    const lines = data.lines.filter((line) => line.title === title);
+    const lane = new LineLane(title, lines[0].unit, lines);
+    if (lines.length > 1) {
+      lane.legend = lines.slice(0, 16).map((line, index) => [line.subject, `series-${index % SERIES}`]);
+    }
+    return lane;
+  });
+}
+
+function timelinePanel() {
+  const view = new View(data.wall);
+  const lanes = [pathLanes(), processLane(), toolLane(), ...coreLanes(), ...lineLanes()];
+  const timeline = new Timeline(view, lanes.filter(Boolean));
+  const all = el("button", { type: "button", onclick: () => view.show(0, view.end) }, "Show all");
+  const shown = el("span", { class: "status", role: "status" });
+  const tell = () => {
+    shown.textContent = `${seconds(view.from)} to ${seconds(view.to)}`;
+  };
+  view.listeners.push(tell);
+  tell();
+  const help = "Drag to zoom in, double-click to show all; with a lane in focus: arrow keys, + − 0.";
+  return panel("timeline", "Timeline", help, el("div", { class: "tools" }, all, shown), timeline.element, ...absent());
+}
+
+/** What has no lane because nobody could see it. */
+function absent() {
+  const missing = [];
+  if (!data.cores) missing.push("the cores");
+  for (const [name, what] of [["Disk", "disks"], ["GPU", "GPUs"]]) {
+    if (!data.lines.some(({ title }) => title.startsWith(name))) missing.push(what);
+  }
+  return missing.length ? [el("p", { class: "note" }, `Nothing was recorded of: ${missing.join(", ")}.`)] : [];
+}
+
+// Steps -----------------------------------------------------------------------------------
+
+function stepsPanel() {
+  const longest = Math.max(...substeps.map(({ time }) => time), 1);
+  const rows = [];
+  data.steps.forEach((step, number) => {
+    const time = step.substeps.reduce((sum, substep) => sum + substep.time, 0);
+    const mark = number === data.steps.length - 1 ? "+" : `${number + 1}`;
+    rows.push(stepRow("step", `${mark}  ${step.title}`, time, null, step.whyNot));
+    if (step.whyNot !== null) return;
+    step.substeps.forEach((substep) => {
+      const share = substep.time / longest;
+      rows.push(stepRow("substep", substep.title, substep.time, bar(share, `series-${number}`), substep.whyNot));
+    });
+  });
+  rows.push(stepRow("step", "Unattributed", data.unattributed, null, null));
+  if (data.missed) rows.push(stepRow("step", "Missed before the tracer came", data.missed, null, null));
+  rows.push(stepRow("step total", "Wall clock", data.wall, null, null));
+  const headings = ["step", "seconds", "share", ""];
+  const head = el("tr", {}, ...headings.map((text) => el("th", { scope: "col", class: text && text !== "step" ? "number" : null }, text)));
+  const table = el("table", { "aria-label": "Steps", class: "steps" }, el("thead", {}, head), el("tbody", {}, ...rows));
+  const remarks = el("ul", { class: "remarks" }, ...data.remarks.map((text) => el("li", {}, text)));
+  return panel("steps", "Steps", "Every millisecond of the critical path, once.", el("div", { class: "scroll" }, table), remarks);
+}
+
+function stepRow(kind, title, time, share, whyNot) {
+  const none = !time;
+  return el(
+    "tr",
+    { class: none ? `${kind} none` : kind, title: whyNot },
+    el("th", { scope: "row" }, title),
+    el("td", { class: "number" }, none ? "–" : (time / 1e6).toFixed(3)),
+    el("td", { class: "number" }, none ? "" : percent(time, data.wall)),
+    el("td", { class: "wide" }, share ?? (whyNot ? `didn't happen: ${whyNot}` : "")),
+  );
+}
+
+// The flame graph ---------------------------------------------------------------------------
+
+function flamePanel() {
+  const { functions, parents, nodes, path, cpu } = data.flames;
+  const named = (name) => {
+    if (typeof name === "string") return { text: name, group: "", lines: [] };
+    const [title, file, line] = functions[nodes[name]];
+    const group = title.split(/[.:]/, 1)[0];
+    return { text: title, group, lines: file ? [`${file}:${line}`] : [] };
+  };
+  const flame = new Flame(named, parents);
+  const shown = { rows: path, unit: duration, keep: () => true };
+  const show = () => {
+    const rows = shown.rows
+      .filter(([substep]) => shown.keep(substep))
+      .map(([, process, node, value]) => [whoIs(data.processes[process]), node, value]);
+    flame.show(rows, shown.unit);
+  };
+  const steps = [["the whole start", () => true]];
+  data.steps.forEach((step, number) => {
+    if (step.whyNot !== null) return;
+    steps.push([step.title, (substep) => substep >= 0 && substeps[substep].step === number]);
+    substeps.forEach((substep, index) => {
+      if (substep.step === number && substep.time) steps.push([`\u2003${substep.title}`, (each) => each === index]);
+    });
+  });
+  if (data.unattributed) steps.push(["Unattributed", (substep) => substep === -1]);
+  const kinds = [["Time on the critical path", [path, duration]]];
+  const samples = (count) => `${count} samples`;
+  if (cpu.length) kinds.push(["All threads on the CPU", [cpu, samples]]);
+  const tools = el(
+    "div",
+    { class: "tools" },
+    choice("Of", steps, (keep) => { shown.keep = keep; show(); }),
+    choice("Show", kinds, ([rows, unit]) => { [shown.rows, shown.unit] = [rows, unit]; show(); }),
+    searchField("Search the flame graph", (text) => flame.search(text)),
+    el("button", { type: "button", onclick: () => flame.zoom(flame.root) }, "Zoom out"),
+    flame.status,
+  );
+  show();
+  const help = "Python functions by the process that ran them; colours tell packages apart. Click to zoom in.";
+  return panel("flame", "Flame graph", help, tools, flame.element);
+}
+
+// Imports, files, and how all this is known ---------------------------------------------------
+
+function importTree(modules) {
+  const roots = [];
+  const above = [];
+  for (const [depth, name, , total, own] of modules) {
+    const node = { name, total, own, children: [] };
+    (depth ? above[depth - 1].children : roots).push(node);
+    above[depth] = node;
+  }
+  return roots;
+}
+
+const TOP_PACKAGES = 12;
+
+function importsPanel() {
+  if (!data.imports.length) return panel("imports", "Imports", "", missing("No module body was seen."));
+  const place = el("div", { class: "columns" });
+  const show = ({ process, packages, modules }) => {
+    const roots = importTree(modules);
+    const whole = roots.reduce((sum, root) => sum + root.total, 0);
+    const name = whoIs(data.processes[process]);
+    const top = packages.slice(0, TOP_PACKAGES).map(([title, own]) =>
+      el("tr", {}, el("th", { scope: "row" }, title), el("td", { class: "number" }, duration(own)),
+        el("td", { class: "wide" }, bar(own / packages[0][1], "series-2"))));
+    place.replaceChildren(
+      el("div", {}, el("h3", {}, `By package, own time of ${modules.length} modules`),
+        el("table", { "aria-label": `Packages imported by ${name}` }, el("tbody", {}, ...top))),
+      el("div", { class: "main" }, el("h3", {}, `What imported what, ${duration(whole)} in all`),
+        treeTable(roots, whole, `Import tree of ${name}`)),
+    );
+  };
+  const entries = data.imports.map((each) => {
+    const total = each.modules.reduce((sum, [depth, , , time]) => sum + (depth ? 0 : time), 0);
+    return [`${whoIs(data.processes[each.process])}, ${duration(total)}`, each];
+  });
+  show(data.imports[0]);
+  const help = "Exact: each module's body was seen to begin and to end.";
+  return panel("imports", "Imports", help, el("div", { class: "tools" }, choice("Of", entries, show)), place);
+}
+
+const missing = (text) => el("p", { class: "note" }, text);
+
+function filesPanel() {
+  const { rows, others } = data.files;
+  if (!rows.length) return panel("files", "Files", "", missing("No file was seen."));
+  const column = (title, index, text) => ({ title, number: true, value: (row) => row[index], text: (row) => text(row[index]) });
+  const columns = [
+    { title: "file", value: (row) => row[0], text: (row) => row[0], class: "path" },
+    { title: "kind", value: (row) => row[1], text: (row) => row[1] },
+    column("opens", 2, (count) => `${count}`),
+    column("first at", 3, seconds),
+    column("open for", 4, duration),
+    column("size", 5, bytes),
+    column("read", 6, (count) => (count ? bytes(count) : "")),
+    column("mapped", 7, (count) => (count ? bytes(count) : "")),
+  ];
+  const keep = ([path, kind], words) => `${path} ${kind}`.toLowerCase().includes(words);
+  const table = sortedTable(columns, rows, { sort: 6, keep, label: "Files" });
+  const left = others ? `${others} files that were used less are left out.` : "";
+  return panel("files", "Files", left, table);
+}
+
+function observationPanel() {
+  const lines = data.observation.map((text) => el("li", {}, text));
+  return panel("observation", "How this is known", "Losses, cost, and what couldn't be seen.", el("ul", { class: "remarks" }, ...lines));
+}
+
+// The page -------------------------------------------------------------------------------------
+
+function panel(id, title, help, ...content) {
+  const note = help ? el("p", { class: "help" }, help) : null;
+  return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), note, ...content);
+}
+
+function header() {
+  const facts = data.facts.map(([name, value]) => el("span", {}, el("b", {}, name), ` ${value}`));
+  return el(
+    "header",
+    { class: data.outcome },
+    el("h1", {}, data.headline),
+    data.command ? el("code", {}, data.command) : null,
+    el("p", { class: "facts" }, ...facts),
+  );
+}
+
+const panels = [timelinePanel(), stepsPanel(), flamePanel(), importsPanel(), filesPanel(), observationPanel()];
+const links = panels.map((section) => el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
+document.body.append(header(), el("nav", { "aria-label": "Panels" }, ...links, themeButton()), el("main", {}, ...panels), tooltip);
