@@ -88,6 +88,12 @@ def cli() -> None:
 
 @cli.command(context_settings={"allow_interspersed_args": False})
 @recording_options
+@click.option("--cold", is_flag=True, help="First drop the model's files from the page cache.")
+@click.option(
+    "--cold-compile",
+    is_flag=True,
+    help="Begin only where the compile caches are empty, else say which variables to set.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], **options: Any) -> None:
     """Start COMMAND and trace it until it is ready; needs root.
@@ -101,6 +107,10 @@ def run(command: tuple[str, ...], **options: Any) -> None:
     away, and what stands on sudo's command line (sudo A=1 coldtrace ...). Without
     sudo it is the present one; with --user then HOME, USER, LOGNAME and SHELL are
     that user's, and SUDO_* are dropped.
+
+    --cold drops the files of the model that COMMAND names, and no others; the
+    line that it prints says how much is left. --cold-compile changes nothing: it
+    says what to set for fresh compile caches, and starts nothing until it is set.
 
     \b
     sudo coldtrace run -- vllm serve MODEL --port 8000

@@ -14,11 +14,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NoReturn, Protocol
 
+from probes import gpu
+from probes.cache import CachedFiles
 from probes.events import Event, ProcessId
 from probes.kernel import KernelSource
+from probes.limits import LimitsSource
 from probes.pyspy import PySpySource
 from probes.source import Source
-from tracer import doctor, launch, target, waiter
+from tracer import doctor, launch, target, waiter, warmth
 from tracer.errors import ColdtraceError, NotPermitted
 from tracer.owner import Owner
 from tracer.recorder import Recorder, Until
@@ -42,6 +45,10 @@ class Options:
     hz: int = 99
     user: str | None = None
     json: Path | None = None
+    cold: bool = False
+    """Begin with the model's files out of the page cache; and"""
+    cold_compile: bool = False
+    """refuse to begin with warm compile caches. Both are `run`'s alone."""
 
 
 class Progress(Protocol):
@@ -73,14 +80,28 @@ def run(command: Sequence[str], options: Options, analysis: Analysis) -> NoRetur
     """
     caller = _caller()
     user = Owner.named(options.user) if options.user else caller
+    environment = launch.caller_environment(user)
+    if options.cold_compile:
+        warmth.require_cold_compile(environment, user)
+    if options.cold:
+        warmth.cool(command, user, environment, say)
+    cached = CachedFiles(warmth.warmth(command, user, environment))
     mask = waiter.block()
-    launched = launch.start(command, user, launch.caller_environment(user), mask)
+    launched = launch.start(command, user, environment, mask)
     pid = launched.process.pid
     trace = options.output or _new_name(command[0])
     stop = _Stop(pid)
     try:
         with _recorder(
-            launched.process, trace, caller, options, analysis, stop, command, launched.program
+            launched.process,
+            trace,
+            caller,
+            options,
+            analysis,
+            stop,
+            command,
+            launched.program,
+            cached,
         ) as recorder:
             begun = not stop()  # it takes a moment to get here: Ctrl-C may have come
             if begun:
@@ -147,14 +168,26 @@ def _recorder(
     stop: _Stop,
     command: Sequence[str] = (),
     program: str | None = None,
+    cached: CachedFiles | None = None,
 ) -> Recorder:
     """A recorder that isn't open yet; without `command` it joins what runs."""
     sampling = _Sampling(options, program)
-    meta = {
+    limits = LimitsSource()
+    meta: dict[str, object] = {
         "coldtrace": metadata.version("coldtrace"),
-        "options": {"until": options.until, "sampler": options.sampler, "hz": options.hz},
+        "options": {
+            "until": options.until,
+            "sampler": options.sampler,
+            "hz": options.hz,
+            "cold": options.cold,
+            "cold_compile": options.cold_compile,
+        },
     }
-    sources = list(sampling.sources)
+    sources: list[Source] = [*sampling.sources, limits]
+    if gpu.is_present():
+        sources.append(gpu.GpuSource())
+    if cached is not None:
+        sources.append(cached)
     if command:
         meta["command"] = list(command)
     else:
@@ -167,7 +200,12 @@ def _recorder(
         until=options.until,
         meta=meta,
         required={source.name for source in sampling.sources},
-        observers=[sampling.observe, Versions(writer).observe, analysis.progress.observe],
+        observers=[
+            sampling.observe,
+            limits.observe,
+            Versions(writer).observe,
+            analysis.progress.observe,
+        ],
         say=say,
         asked_to_stop=stop,
     )
