@@ -9,6 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+UNATTRIBUTED = "unattributed"
+"""Stands for a sub-step where no signature names the moment."""
+
+BOUNDS = {
+    "cpu": ("python", "native", "kernel", "cpu", "runnable", "throttled"),
+    "disk": ("disk",),
+    "gpu": ("gpu",),
+    "network": ("network",),
+    "wait": ("lock", "pipe", "child", "sleep", "other_wait"),
+    "unknown": ("unknown",),
+}
+"""What a time can go to, by what it is then bound by.
+
+On a core: python, native (by library), kernel (by system call or fault), cpu (in what
+isn't known). For a core: runnable, throttled (by a cgroup's quota). Waiting: disk (by
+file), gpu (the driver, on a core or waiting), network (by name or address), lock,
+pipe (pipes and sockets between processes), child, sleep, other_wait.
+"""
+
+KINDS = tuple(kind for kinds in BOUNDS.values() for kind in kinds)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -24,6 +45,99 @@ class Segment:
     substep: str | None
     stack_id: int | None
     missed: bool = False
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a part of a time went to: one of KINDS and, where known, in or for what."""
+
+    kind: str
+    what: str | None
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """What a time went to, the largest share first; they add up to it exactly."""
+
+    shares: tuple[Share, ...]
+
+    @property
+    def duration_ns(self) -> int:
+        return sum(share.duration_ns for share in self.shares)
+
+    def of(self, *kinds: str) -> int:
+        """The time that went to `kinds`, in ns."""
+        return sum(share.duration_ns for share in self.shares if share.kind in kinds)
+
+    @property
+    def bound(self) -> str:
+        """The verdict: which of BOUNDS took most of the time."""
+        return max(BOUNDS, key=lambda bound: self.of(*BOUNDS[bound])) if self.shares else "unknown"
+
+    @property
+    def bound_ns(self) -> int:
+        """The time that speaks for the verdict."""
+        return self.of(*BOUNDS[self.bound])
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """For how much of a start its processes kept no core, one or several busy.
+
+    By 100 ms: one means that from half to one and a half core's time was used.
+    `busy_ns` is the time of all cores together.
+    """
+
+    none_ns: int
+    one_ns: int
+    several_ns: int
+    busy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Where the time went, by sub-step (or UNATTRIBUTED) and on the whole.
+
+    `cores` is None where it isn't known; `whys` say, a line each, why some or all of
+    the time went to what is unknown.
+    """
+
+    substeps: Mapping[str, TimeShares]
+    whole: TimeShares
+    cores: Cores | None
+    whys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A process that ran beside a link, and how much longer it could have taken."""
+
+    process_id: int
+    busy_ns: int
+    slack_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A stretch of the critical path: a thread that all that came later waited for.
+
+    `handover` says how it let the next one go on: "woke" it, "forked" it, "went on"
+    (the same thread, in another sub-step) or, the last one, "ended" the start.
+    """
+
+    start_ns: int
+    end_ns: int
+    process_id: int
+    tid: int
+    substep: str | None
+    handover: str
+    times: TimeShares
+    beside: tuple[Beside, ...]
 
     @property
     def duration_ns(self) -> int:
@@ -134,6 +248,8 @@ class Result:
     versions: Mapping[str, str]
     sources: tuple[SourceState, ...]
     notes: tuple[str, ...]
+    attribution: Attribution
+    critical_path: tuple[Link, ...]
 
     @property
     def wall_ns(self) -> int:

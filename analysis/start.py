@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from analysis.attribution import Attributor
+from analysis.critical_path import CriticalPath
 from analysis.modules import ModuleNode, imports_of, is_import, programs_of
 from analysis.reasons import Reasons
 from analysis.result import (
+    Attribution,
     Failure,
+    Link,
     Overhead,
     ProcessLife,
     Result,
@@ -115,6 +119,23 @@ class Start:
         )
 
     @cached_property
+    def attributor(self) -> Attributor:
+        """What any thread spent its time on."""
+        seen_from_ns = max(self.begin_ns, self.trace.meta["seen_from_ns"])
+        return Attributor(self.trace, seen_from_ns, self.end_ns)
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        """Where the time of each sub-step went."""
+        return self.attributor.attribution(self.segments)
+
+    @cached_property
+    def critical_path(self) -> tuple[Link, ...]:
+        """From the exec to the end, by time, through who woke whom."""
+        path = CriticalPath(self.trace, self.attributor, self.segments, self.begin_ns, self.end_ns)
+        return tuple(path.links())
+
+    @cached_property
     def result(self) -> Result:
         """What the start came to."""
         meta = self.trace.meta
@@ -136,6 +157,8 @@ class Start:
             versions=self._versions(),
             sources=self._sources(),
             notes=tuple(self._notes()),
+            attribution=self.attribution,
+            critical_path=self.critical_path,
         )
 
     def is_part(self, process_id: int) -> bool:

@@ -1,0 +1,348 @@
+"""Where the time of each sub-step went: cores, disks, GPUs, networks, others.
+
+A sub-step's time on the critical path belongs to main threads. What such a thread
+waited in and how long it ran is exact; what it ran is shared out by the samples that
+were taken on a core. The shares of a sub-step add up to its time exactly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from analysis.activity import Activities, Activity, Span, State
+from analysis.result import UNATTRIBUTED, Attribution, Cores, Segment, Share, TimeShares
+from analysis.waits import ON_CPU, POLL, UNKNOWN, Doing, is_woken_by_thread, ran_in, waited_in
+from probes.events import BUCKET_NS, SampleCause
+from tracer.trace import CachedFile, Connection, File, Lookup, Trace, Wait
+
+RAN = Doing(ON_CPU)
+RUNNABLE = Doing("runnable")
+THROTTLED = Doing("throttled")
+SHORT = Doing("other_wait", "waits of less than 1 ms")
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+SOON_NS = 1_000_000_000
+"""What follows a look-up or connect later than that may have nothing to do with it."""
+
+Times = dict[Doing, int]
+
+
+class Attributor:
+    """What the threads of one trace spent their time on, up to `end_ns`."""
+
+    def __init__(self, trace: Trace, begin_ns: int, end_ns: int) -> None:
+        self._trace = trace
+        self._begin_ns = begin_ns
+        self._end_ns = end_ns
+        self.activities = Activities(trace, begin_ns, end_ns)
+        self._doings: dict[tuple[int, int], Doing] = {}
+        self._files = _Files(trace)
+        self._networks = _Networks(trace)
+        self._throttle = _Throttle(trace)
+        self._samples: dict[int, tuple[list[int], list[str]]] = {}
+        self._driver_users = {calls.process_id for calls in trace.driver_calls()}
+
+    def attribution(self, segments: Iterable[Segment]) -> Attribution:
+        """The shares of every sub-step that has one of `segments`, which are by time."""
+        times: dict[str, Times] = {}
+        places: dict[str, dict[Doing, int]] = {}
+        missed: Times = {}
+        for segment in segments:
+            substep = segment.substep or UNATTRIBUTED
+            if segment.missed:
+                _add(missed, UNKNOWN, segment.duration_ns)
+                continue
+            into = times.setdefault(substep, {})
+            self._spend(segment.process_id, None, segment.start_ns, segment.end_ns, into)
+            seen = places.setdefault(substep, {})
+            for doing in self._sampled(segment):
+                _add(seen, doing, 1)
+        whole = dict(missed)
+        for substep, spent in times.items():
+            _share_out(spent, places[substep])
+            for doing, time_ns in spent.items():
+                _add(whole, doing, time_ns)
+        return Attribution(
+            {substep: shares_of(spent) for substep, spent in times.items()},
+            shares_of(whole),
+            self._cores(),
+            tuple(self._whys()),
+        )
+
+    def times(self, process_id: int, tid: int, start_ns: int, end_ns: int) -> Times:
+        """What a thread spent the time from `start_ns` to `end_ns` on; it adds up to that."""
+        spent: Times = {}
+        self._spend(process_id, tid, start_ns, end_ns, spent)
+        return spent
+
+    def doing(self, process_id: int, wait: Wait) -> Doing:
+        """What `wait`, of a thread of that process, was in, up to its end."""
+        return self._waited(process_id, wait, wait.ts_ns, wait.woken_ns)
+
+    def _spend(
+        self, process_id: int, tid: int | None, start_ns: int, end_ns: int, into: Times
+    ) -> None:
+        """Add to `into` what a thread, the main one where `tid` is None, did."""
+        process = self._trace.processes[process_id]
+        tid = process.pid if tid is None else tid
+        thread = self.activities.thread(process_id, tid)
+        rest = SHORT if tid != process.pid and thread.is_known else UNKNOWN
+        for span in thread.between(start_ns, end_ns):
+            if span.state is State.RAN:
+                _add(into, RAN, span.ran_ns)
+                _add(into, rest, span.duration_ns - span.ran_ns)
+            elif span.state is State.RUNNABLE:
+                throttled_ns = self._throttle.of(thread, span)
+                _add(into, THROTTLED, throttled_ns)
+                _add(into, RUNNABLE, span.duration_ns - throttled_ns)
+            elif span.wait is not None:
+                doing = self._waited(process_id, span.wait, span.start_ns, span.end_ns)
+                _add(into, doing, span.duration_ns)
+
+    def _waited(self, process_id: int, wait: Wait, start_ns: int, end_ns: int) -> Doing:
+        key = (wait.kernel_stack_id, wait.state)
+        doing = self._doings.get(key)
+        if doing is None:
+            kernel = self._trace.kernel_stacks[wait.kernel_stack_id]
+            doing = self._doings[key] = waited_in(kernel, wait.state)
+        if doing.kind == "disk":
+            path = self._files.read(process_id, start_ns, end_ns)
+            return Doing("disk", path) if path else doing
+        if doing.kind in (POLL, "network"):
+            return self._networks.told(process_id, wait, doing)
+        return doing
+
+    def _sampled(self, segment: Segment) -> Iterator[Doing]:
+        """What the samples on a core, of the main thread in a segment, were at."""
+        times, places = self._main_samples(segment.process_id)
+        uses_driver = segment.process_id in self._driver_users
+        for index in range(
+            bisect_left(times, segment.start_ns), bisect_left(times, segment.end_ns)
+        ):
+            place = places[index]
+            if uses_driver and place == "kernel:ioctl":
+                yield Doing("gpu", "driver call")
+            elif place:
+                yield ran_in(place)
+
+    def _main_samples(self, process_id: int) -> tuple[list[int], list[str]]:
+        known = self._samples.get(process_id)
+        if known is None:
+            pid = self._trace.processes[process_id].pid
+            samples = [
+                sample
+                for sample in self._trace.samples(process_id)
+                if sample.tid == pid and sample.cause is SampleCause.ON_CPU
+            ]
+            known = [sample.ts_ns for sample in samples], [sample.place for sample in samples]
+            self._samples[process_id] = known
+        return known
+
+    @cached_property
+    def _has_ran(self) -> bool:
+        return any(self._trace.ran(process_id) for process_id in self._trace.processes)
+
+    def _whys(self) -> Iterator[str]:
+        """Why some of it, or all, is unknown."""
+        reasons = [
+            f"{name} was {source.state}{f': {source.reason}' if source.reason else ''}"
+            for name, source in self._trace.sources.items()
+            if source.state != "open" and name == "kernel"
+        ]
+        because = f" ({'; '.join(reasons)})" if reasons else ""
+        if not self._has_ran:
+            yield f"Who had the cores was not recorded{because}: where the time went is unknown."
+        elif not any(self._trace.waits(process_id) for process_id in self._trace.processes):
+            yield f"Waits were not recorded{because}: what was waited for is unknown."
+        if self._has_ran and not any(
+            sample.place
+            for process_id in self._trace.processes
+            for sample in self._trace.samples(process_id)
+        ):
+            yield "In which code the cores were was not recorded: Python isn't told from libraries."
+
+    def _cores(self) -> Cores | None:
+        """How many cores' time was used, bucket by bucket; None where that isn't known."""
+        used: dict[int, int] = {}
+        for process_id in self._trace.processes:
+            for ran in self._trace.ran(process_id):
+                used[ran.ts_ns] = used.get(ran.ts_ns, 0) + ran.ran_ns
+        if not used:
+            return None
+        none_ns = one_ns = several_ns = busy_ns = 0
+        for ts_ns, ran_ns in used.items():
+            length_ns = min(ts_ns + BUCKET_NS, self._end_ns) - max(ts_ns, self._begin_ns)
+            if length_ns <= 0:
+                continue
+            busy_ns += ran_ns
+            if 2 * ran_ns < length_ns:
+                none_ns += length_ns
+            elif 2 * ran_ns < 3 * length_ns:
+                one_ns += length_ns
+            else:
+                several_ns += length_ns
+        none_ns += self._end_ns - self._begin_ns - none_ns - one_ns - several_ns
+        return Cores(none_ns, one_ns, several_ns, busy_ns)
+
+
+def _add(times: dict[Doing, int], doing: Doing, amount: int) -> None:
+    if amount:
+        times[doing] = times.get(doing, 0) + amount
+
+
+def _share_out(times: Times, samples: dict[Doing, int]) -> None:
+    """Put the time on a core in `times` to what `samples` were at, by their number;
+    without one it stays as it is."""
+    ran_ns, count = times.get(RAN, 0), sum(samples.values())
+    if not ran_ns or not count:
+        return
+    del times[RAN]
+    before_ns = 0
+    for doing, number in zip(samples, accumulate(samples.values()), strict=True):
+        until_ns = ran_ns * number // count
+        _add(times, doing, until_ns - before_ns)
+        before_ns = until_ns
+
+
+def shares_of(times: Times) -> TimeShares:
+    shares = [Share(doing.kind, doing.what, time_ns) for doing, time_ns in times.items()]
+    return TimeShares(tuple(sorted(shares, key=lambda share: -share.duration_ns)))
+
+
+class _Files:
+    """Which file a process's main thread waited for: the one of which most came into
+    the page cache meanwhile."""
+
+    def __init__(self, trace: Trace) -> None:
+        files: list[File | CachedFile] = [*trace.cached_files(), *trace.files()]
+        self._paths = {(file.device, file.inode): file.path for file in files}
+        self._added: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
+        for pages in trace.page_cache():
+            files = self._added.setdefault((pages.process_id, pages.ts_ns // BUCKET_NS), {})
+            inode = (pages.device, pages.inode)
+            files[inode] = files.get(inode, 0) + pages.added_bytes
+
+    def read(self, process_id: int, start_ns: int, end_ns: int) -> str | None:
+        """The path, or what else is known of it; None where nothing is."""
+        added: dict[tuple[int, int], int] = {}
+        for bucket in range(start_ns // BUCKET_NS, max(end_ns - 1, start_ns) // BUCKET_NS + 1):
+            for inode, count in self._added.get((process_id, bucket), {}).items():
+                added[inode] = added.get(inode, 0) + count
+        if not added:
+            return None
+        device, number = inode = max(added, key=added.__getitem__)
+        return self._paths.get(inode) or f"inode {number} of device {device}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A look-up or a connect: with whom, and whether that is on this machine."""
+
+    ts_ns: int
+    end_ns: int
+    name: str
+    is_local: bool
+
+
+class _Networks:
+    """Whom a thread waited for that waited in a socket, or for one of several things."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._pids = {process.pid for process in trace.processes.values()}
+        self._calls: dict[tuple[int, int], list[_Call]] = {}
+        looked_up: dict[tuple[int, int], Lookup] = {}
+        calls_made: list[Connection | Lookup] = [*trace.connections(), *trace.lookups()]
+        for call in sorted(calls_made, key=lambda call: call.ts_ns):
+            thread = (call.process_id, call.tid)
+            is_local = False
+            if isinstance(call, Lookup):
+                looked_up[thread] = call
+                name = call.name
+            else:
+                is_local = call.address.startswith(LOOPBACK)
+                name = _host(call, looked_up.get(thread))
+            calls = self._calls.setdefault(thread, [])
+            calls.append(_Call(call.ts_ns, call.end_ns, name, is_local))
+
+    def told(self, process_id: int, wait: Wait, doing: Doing) -> Doing:
+        """`doing` by the thread's last look-up or connect before the end of its wait,
+        else by its waker: a peer on this machine, or not."""
+        call = self._last_call(process_id, wait, doing.kind == POLL)
+        if call is not None:
+            return Doing("pipe" if call.is_local else "network", call.name)
+        if wait.waker_pid in self._pids and is_woken_by_thread(wait):
+            return Doing("pipe", doing.what)
+        return Doing("other_wait", doing.what) if doing.kind == POLL else doing
+
+    def _last_call(self, process_id: int, wait: Wait, only_soon: bool) -> _Call | None:
+        """A poll long after a call, `only_soon`, may be for anything."""
+        calls = self._calls.get((process_id, wait.tid), [])
+        index = bisect_right(calls, wait.woken_ns, key=lambda call: call.ts_ns) - 1
+        if index < 0 or (only_soon and wait.ts_ns - calls[index].end_ns > SOON_NS):
+            return None
+        return calls[index]
+
+
+def _host(connection: Connection, before: Lookup | None) -> str:
+    """The name that was looked up just before, or the address, and the port."""
+    host = connection.address
+    if before is not None and connection.ts_ns - before.end_ns < SOON_NS:
+        host = before.name
+    return f"[{host}]:{connection.port}" if ":" in host else f"{host}:{connection.port}"
+
+
+class _Throttle:
+    """How much of the time that a thread could have run its cgroup's quota took.
+
+    A cgroup's counter is read now and then. Of the time between two readings no more
+    than it grew by was throttled, and no more than the thread was runnable; the
+    counter adds up cores, so where several were stopped all that was runnable was.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        by_cgroup: dict[str, list[tuple[int, int]]] = {}
+        for reading in trace.readings():
+            if reading.name == "cgroup_throttled_ns":
+                by_cgroup.setdefault(reading.subject, []).append(
+                    (reading.ts_ns, round(reading.value))
+                )
+        self._grown: list[tuple[int, int, int]] = []
+        for readings in by_cgroup.values():
+            for (start_ns, before), (end_ns, after) in pairwise(readings):
+                if after > before:
+                    self._grown.append((start_ns, end_ns, after - before))
+        self._grown.sort()
+        self._starts = [start_ns for start_ns, _, _ in self._grown]
+        self._runnable: dict[tuple[Activity, int], int] = {}
+
+    def of(self, thread: Activity, span: Span) -> int:
+        """How much of `span`, in which `thread` was runnable, was throttled."""
+        if not self._grown:
+            return 0
+        throttled_ns = 0
+        at_ns = span.start_ns
+        first = max(bisect_right(self._starts, span.start_ns) - 1, 0)
+        for index in range(first, len(self._grown)):
+            start_ns, end_ns, grown_ns = self._grown[index]
+            if start_ns >= span.end_ns:
+                break
+            start, end = max(start_ns, at_ns), min(end_ns, span.end_ns)
+            if start >= end:
+                continue
+            runnable_ns = self._runnable_ns(thread, index)
+            throttled_ns += (end - start) * min(grown_ns, runnable_ns) // max(runnable_ns, 1)
+            at_ns = end
+        return throttled_ns
+
+    def _runnable_ns(self, thread: Activity, index: int) -> int:
+        key = (thread, index)
+        known = self._runnable.get(key)
+        if known is None:
+            start_ns, end_ns, _ = self._grown[index]
+            spans = thread.between(start_ns, end_ns)
+            known = sum(span.duration_ns for span in spans if span.state is State.RUNNABLE)
+            self._runnable[key] = known
+        return known
