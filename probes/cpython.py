@@ -300,6 +300,8 @@ def inspect_file(path: str) -> PythonFile | None:
         (symbols[name].address - probed) % (1 << 64) for name in (_RUNTIME, _CODE_TYPE)
     )
     layout = replace(template.layout, runtime=runtime, code_type=code_type)
+    if not template.has_native_id:
+        layout = replace(layout, thread_native_id_indirect=_GLIBC_TID)
     return PythonFile(analysis.identity, analysis.eval_code, layout)
 
 

@@ -19,8 +19,8 @@ BPF_TABLE("lru_hash", u32, struct last_sample, last_samples, 16384); /* tid -> *
 #define THREADS_SEARCHED 512
 #define FRAMES_A_CALL 64
 #define CALLS_A_WALK (MAX_FRAMES / FRAMES_A_CALL)
-#define NOT_PYTHON_FOR_NS 100000000ull /* a native thread is asked again after this, */
-#define MISSES_TO_BELIEVE 16 /* once it wasn't found so often: a young thread isn't listed yet */
+#define NOT_PYTHON_FOR_NS 20000000ull /* a native thread is asked again after this, */
+#define MISSES_TO_BELIEVE 64 /* once it wasn't found so often: a young thread isn't listed yet */
 
 /* The parts of a frame and of a code object that hold what the walk reads, in
  * every known version, in words of 8 bytes. */
@@ -246,6 +246,12 @@ INLINE int has_changed(struct python_layout *layout, u64 frame, u64 now_ns) {
   last->top = now;
   last->ts_ns = now_ns;
   return !same;
+}
+
+/* A sample without a stack was told of the thread: the next one is new. */
+INLINE void forget_top(u32 tid) {
+  struct last_sample *last = last_samples.lookup(&tid);
+  if (last) last->top.frame = 0;
 }
 
 /* Whether the thread may have its wait walked now. A thread that waits all the

@@ -138,6 +138,7 @@ int on_clock(struct bpf_perf_event_data *ctx) {
     has_changed(layout, w->frame, now_ns);
     clock_walkers.call(ctx, 0);
   }
+  forget_top(tid);
   finish_walk(w);
   return 0;
 }

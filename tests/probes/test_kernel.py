@@ -21,6 +21,7 @@ from probes import kernel
 from probes.events import (
     BUCKET_NS,
     Connected,
+    DeviceTransferred,
     Event,
     FileUsed,
     FunctionSeen,
@@ -443,9 +444,11 @@ def test_bytes_from_the_disk_are_exact_to_the_page(tmp_path):
     file = tmp_path / "w.safetensors"
     file.write_bytes(os.urandom(3_000_001))
     text = """
-        import os, sys
+        import os, sys, time
         fd = os.open(sys.argv[1], os.O_RDONLY)
         while os.read(fd, 1 << 20): pass
+        os.close(fd)
+        time.sleep(0.3)
     """
     for cold in (True, False):
         fd = os.open(file, os.O_RDONLY)
@@ -500,8 +503,9 @@ def test_what_is_not_followed_is_not_seen():
     source = KernelSource()
     source.open()
     subprocess.run([PYTHON, "-c", "import json"], check=True)
-    assert source.poll(0.05) == [] and source.close() == []
-    assert source.stats() == SourceStats()
+    seen = source.poll(0.05) + source.close()
+    assert [e for e in seen if not isinstance(e, DeviceTransferred)] == []
+    assert set(source.stats().seen) <= {"block"}
 
 
 def test_a_process_that_already_runs_is_joined():
