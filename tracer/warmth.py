@@ -125,7 +125,9 @@ def _of_folder(folder: str) -> Iterator[str]:
         return
     if any(name in _CONFIGS or name.endswith(_WEIGHTS) for name in names):
         yield from (
-            os.path.join(folder, name) for name in names if name.endswith((*_WEIGHTS, *_OTHERS))
+            os.path.join(folder, name)
+            for name in names
+            if name.endswith((*_WEIGHTS, *_OTHERS)) and not name.startswith(".")
         )
 
 
