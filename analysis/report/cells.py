@@ -57,6 +57,13 @@ def who(start: Start, life: ProcessLife) -> str:
     return f"{role_title(start, life)} (pid {life.pid})"
 
 
+def command_line(start: Start, life: ProcessLife, longest: int) -> str:
+    """How a process was called last, cut to `longest` characters; "" where unknown."""
+    execs = start.trace.processes[life.id].execs
+    text = " ".join(execs[-1].argv) if execs else ""
+    return escape(text[:longest]) + ("…" if len(text) > longest else "")
+
+
 def safe(text: str) -> Text:
     """A cell with text from the traced side; a plain string would be read as markup."""
     return Text(escape(text))

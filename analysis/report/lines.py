@@ -45,24 +45,24 @@ class _Measure:
 
 
 _MEASURES = {
+    "gpu_busy_percent": _Measure("GPU busy", "%"),
+    "gpu_memory_busy_percent": _Measure("GPU memory busy", "%"),
+    "gpu_memory_used_bytes": _Measure("GPU memory", "GB", 1e-9),
+    "gpu_pcie_received_bytes": _Measure("GPU received over PCIe", "MB/s", 1e3, counter=True),
+    "gpu_pcie_sent_bytes": _Measure("GPU sent over PCIe", "MB/s", 1e3, counter=True),
+    "gpu_sm_clock_hz": _Measure("GPU clock", "MHz", 1e-6),
+    "gpu_memory_clock_hz": _Measure("GPU memory clock", "MHz", 1e-6),
+    "gpu_process_memory_bytes": _Measure("GPU memory by process", "GB", 1e-9),
+    "gpu_process_busy_percent": _Measure("GPU busy by process", "%"),
+    "cgroup_throttled_ns": _Measure("Throttled by a CPU quota", "threads", counter=True),
     "machine_busy_ns": _Measure("Whole machine, busy", "cores", counter=True),
     "machine_running": _Measure("Whole machine, runnable", "threads"),
-    "cgroup_throttled_ns": _Measure("Throttled by a CPU quota", "threads", counter=True),
-    "cgroup_memory_some_ns": _Measure("Memory pressure", "%", 100, counter=True),
-    "memory_some_ns": _Measure("Memory pressure", "%", 100, counter=True),
-    "machine_iowait_ns": _Measure("Idle cores that wait for a disk", "cores", counter=True),
-    "machine_steal_ns": _Measure("Stolen by the hypervisor", "cores", counter=True),
+    "machine_iowait_ns": _Measure("Idle, waiting for a disk", "cores", counter=True),
+    "machine_steal_ns": _Measure("Taken by the hypervisor", "cores", counter=True),
+    "cgroup_memory_some_ns": _Measure("Memory pressure", "%", 1e2, counter=True),
+    "memory_some_ns": _Measure("Memory pressure", "%", 1e2, counter=True),
     "cpu_hz": _Measure("Frequency", "GHz", 1e-9),
 }
-_UNITS = {
-    "_percent": _Measure("", "%"),
-    "_bytes": _Measure("", "MB", 1e-6),
-    "_bytes_per_s": _Measure("", "MB/s", 1e-6),
-    "_hz": _Measure("", "MHz", 1e-6),
-    "_ns": _Measure("", "ms/s", 1e3, counter=True),
-    "_mw": _Measure("", "W", 1e-3),
-}
-"""Of a GPU's readings, by how their names end."""
 
 
 def lines_of(start: Start) -> list[Line]:
@@ -99,35 +99,16 @@ def _drivers(start: Start) -> Iterator[Line]:
 
 
 def _readings(start: Start) -> Iterator[Line]:
-    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    points: dict[str, dict[str, list[tuple[int, float]]]] = {name: {} for name in _MEASURES}
     for reading in start.trace.readings():
-        if not isfinite(reading.value):
-            continue
-        points.setdefault((reading.name, reading.subject), []).append(
-            (reading.ts_ns, reading.value)
-        )
-    order = list(_MEASURES)
-    names = sorted(points, key=lambda key: order.index(key[0]) if key[0] in order else -1)
-    for name, subject in names:
-        measure = _measure(name)
-        if measure is None:
-            continue
-        line = _line(measure, escape(subject), points[name, subject])
-        if any(line.values) or name.startswith("gpu_"):
-            yield line
-
-
-def _measure(name: str) -> _Measure | None:
-    """How to show readings of `name`; None for what isn't a figure's."""
-    known = _MEASURES.get(name)
-    if known is not None or not name.startswith("gpu_"):
-        return known
-    for end in sorted(_UNITS, key=len, reverse=True):
-        if name.endswith(end):
-            unit = _UNITS[end]
-            title = f"GPU {escape(name)[len('gpu_') : -len(end)].replace('_', ' ')}"
-            return _Measure(title, unit.unit, unit.scale, unit.counter)
-    return _Measure(f"GPU {escape(name)[len('gpu_') :].replace('_', ' ')}", "")
+        if reading.name in points and isfinite(reading.value):
+            known = points[reading.name].setdefault(reading.subject, [])
+            known.append((reading.ts_ns, reading.value))
+    for name, by_subject in points.items():
+        for subject, values in by_subject.items():
+            line = _line(_MEASURES[name], escape(subject), values)
+            if any(line.values) or name.startswith("gpu_"):
+                yield line
 
 
 def _line(measure: _Measure, subject: str, points: list[tuple[int, float]]) -> Line:

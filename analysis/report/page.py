@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.files import files_of
 from analysis.modules import ModuleNode, time_by_package
-from analysis.report.cells import role_title
+from analysis.report.cells import command_line, role_title
 from analysis.report.cores import cores_of
 from analysis.report.flame import flames
 from analysis.report.lines import Line, lines_of
@@ -89,14 +89,12 @@ def _steps(start: Start) -> list[dict[str, Any]]:
 
 
 def _process(start: Start, life: ProcessLife) -> dict[str, Any]:
-    execs = start.trace.processes[life.id].execs
-    command = " ".join(execs[-1].argv) if execs else ""
     ends = life.end_ns is not None and life.end_ns <= start.end_ns
     return {
         "pid": life.pid,
         "title": role_title(start, life),
         "program": escape(life.program),
-        "command": escape(command[:MAX_ARGUMENTS]) + ("…" if len(command) > MAX_ARGUMENTS else ""),
+        "command": command_line(start, life, MAX_ARGUMENTS),
         "part": start.is_part(life.id),
         "from": _micros(life.start_ns - start.begin_ns),
         "to": _micros(life.end_ns - start.begin_ns) if ends and life.end_ns is not None else None,

@@ -95,7 +95,8 @@ function themeButton() {
 }
 
 const SERIES = 8;
-const seriesColour = (index) => colour(`series-${index % SERIES}`);
+const seriesColour = (index) => colour(`series-${index % SERIES}`); // steps
+const whoColour = (index) => colour(`who-${index % SERIES}`); // processes and devices
 
 /** Ink that can be read on a colour given as #rrggbb. */
 function inkOn(background) {

@@ -4,8 +4,9 @@ const FLAME_ROW = 18;
 
 class Flame {
   /** names(node): {text, group, lines}; parents: by node. */
-  constructor(names, parents) {
+  constructor(names, parents, colours) {
     this.names = names;
+    this.colours = colours;
     this.parents = parents;
     this.pattern = null;
     this.at = null;
@@ -115,7 +116,7 @@ class Flame {
         const { text, group } = this.label(box);
         const above = box.depth < this.focus.depth;
         const lost = this.pattern && !this.matches(box);
-        const fill = box.parent ? packageColour(group) : colour("ground");
+        const fill = box.parent ? this.colours.of(group) : colour("ground");
         context.globalAlpha = above || lost ? 0.35 : 1;
         context.fillStyle = this.pattern && !lost ? colour("found") : fill;
         const y = box.depth * FLAME_ROW;
@@ -188,10 +189,19 @@ class Flame {
   }
 }
 
-/** The same colour for the same package, throughout the page. */
-function packageColour(name) {
-  if (!name) return colour("native");
-  let hash = 7;
-  for (const letter of name) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
-  return mixed(seriesColour(hash), colour("paper"), 0.12 + ((hash >> 5) % 5) * 0.09);
+/** Colours for packages: the first, by size, have one each, all others the last one. */
+class PackageColours {
+  constructor(packages) {
+    this.numbers = new Map(packages.slice(0, SERIES - 1).map((name, index) => [name, index]));
+  }
+
+  of(name) {
+    if (!name) return colour("native");
+    return mixed(whoColour(this.numbers.get(name) ?? SERIES - 1), colour("paper"), 0.15);
+  }
+
+  get legend() {
+    const known = [...this.numbers].map(([name, index]) => [name, `who-${index}`]);
+    return [...known, ["other packages", `who-${SERIES - 1}`]];
+  }
 }

@@ -111,7 +111,7 @@ function coreLanes() {
   const { cores } = data;
   if (!cores) return [];
   const stack = new StackLane("Cores busy", cores, cores.cores.length);
-  stack.legend = cores.groups.map(({ title }, index) => [title, `series-${index % SERIES}`]);
+  stack.legend = cores.groups.map(({ title }, index) => [title, `who-${index % SERIES}`]);
   const heat = new HeatLane("Each core", cores, (core, index) => {
     const owner = core.owners[index];
     const lines = [
@@ -132,7 +132,7 @@ function lineLanes() {
     const lines = data.lines.filter((line) => line.title === title);
     const lane = new LineLane(title, lines[0].unit, lines);
     if (lines.length > 1) {
-      lane.legend = lines.slice(0, 16).map((line, index) => [line.subject, `series-${index % SERIES}`]);
+      lane.legend = lines.slice(0, 16).map((line, index) => [line.subject, `who-${index % SERIES}`]);
     }
     return lane;
   });
@@ -174,8 +174,8 @@ function stepsPanel() {
     rows.push(stepRow("step", `${mark}  ${step.title}`, time, null, step.whyNot));
     if (step.whyNot !== null) return;
     step.substeps.forEach((substep) => {
-      const share = substep.time / longest;
-      rows.push(stepRow("substep", substep.title, substep.time, bar(share, `series-${number}`), substep.whyNot));
+      const share = substep.time ? bar(substep.time / longest, `series-${number % SERIES}`) : null;
+      rows.push(stepRow("substep", substep.title, substep.time, share, substep.whyNot));
     });
   });
   rows.push(stepRow("step", "Unattributed", data.unattributed, null, null));
@@ -210,7 +210,8 @@ function flamePanel() {
     const group = title.split(/[.:]/, 1)[0];
     return { text: title, group, lines: file ? [`${file}:${line}`] : [] };
   };
-  const flame = new Flame(named, parents);
+  const colours = new PackageColours(packagesBySize(path, (node) => named(node).group));
+  const flame = new Flame(named, parents, colours);
   const shown = { rows: path, unit: duration, keep: () => true };
   const show = () => {
     const rows = shown.rows
@@ -241,7 +242,16 @@ function flamePanel() {
   );
   show();
   const help = "Python functions by the process that ran them; colours tell packages apart. Click to zoom in.";
-  return panel("flame", "Flame graph", help, tools, flame.element);
+  return panel("flame", "Flame graph", help, tools, flame.element, legendOf(colours.legend));
+}
+
+/** The packages that most of the time was spent in themselves, the first ones first. */
+function packagesBySize(rows, packageOf) {
+  const sizes = new Map();
+  for (const [, , node, value] of rows) {
+    if (node) sizes.set(packageOf(node), (sizes.get(packageOf(node)) ?? 0) + value);
+  }
+  return [...sizes].sort((one, other) => other[1] - one[1]).map(([name]) => name);
 }
 
 // Imports, files, and how all this is known ---------------------------------------------------
@@ -293,7 +303,7 @@ function filesPanel() {
   const column = (title, index, text) => ({ title, number: true, value: (row) => row[index], text: (row) => text(row[index]) });
   const columns = [
     { title: "file", value: (row) => row[0], text: (row) => row[0], class: "path" },
-    { title: "kind", value: (row) => row[1], text: (row) => row[1] },
+    { title: "kind", value: (row) => row[1], text: (row) => row[1], class: "kind" },
     column("opens", 2, (count) => `${count}`),
     column("first at", 3, seconds),
     column("open for", 4, duration),

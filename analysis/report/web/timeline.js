@@ -182,7 +182,7 @@ class StackLane {
     const base = new Array(count).fill(0);
     drawGrid(context, width, height, this.top);
     groups.forEach((group, index) => {
-      context.fillStyle = seriesColour(index);
+      context.fillStyle = whoColour(index);
       const perPixel = (view.to - view.from) / width / bucket;
       const step = Math.max(1, Math.floor(perPixel));
       const first = Math.max(Math.floor((view.from - from) / bucket / step) * step, 0);
@@ -252,7 +252,7 @@ class LineLane {
         last = value;
         if (line.times[at] > view.to) break;
       }
-      context.strokeStyle = seriesColour(index);
+      context.strokeStyle = whoColour(index);
       context.lineWidth = 1.5;
       context.stroke();
       if (this.lines.length === 1 && last !== null) {
@@ -260,7 +260,7 @@ class LineLane {
         context.lineTo(x, height);
         context.lineTo(begin, height);
         context.globalAlpha = 0.18;
-        context.fillStyle = seriesColour(index);
+        context.fillStyle = whoColour(index);
         context.fill();
         context.globalAlpha = 1;
       }
@@ -328,13 +328,14 @@ class Timeline {
       title.replaceChildren(
         ...lane.labels.map((label) => {
           const row = el("span", { title: label }, label);
-          row.style.height = `${lane.rowHeight}px`;
+          row.style.height = row.style.lineHeight = `${lane.rowHeight}px`;
           return row;
         }),
       );
     }
     const legend = lane.legend ? legendOf(lane.legend) : null;
-    const heading = lane.labels ? el("div", { class: "heading" }, lane.title) : null;
+    const note = lane.note ? el("small", {}, `  ${lane.note}`) : null;
+    const heading = lane.labels ? el("div", { class: "heading" }, lane.title, note) : null;
     this.element.append(
       el("div", { class: "lane" }, heading, title, surface.canvas, legend),
     );
