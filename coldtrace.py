@@ -17,6 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 UNTIL = ("ready", "exit")
 FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def until(_context: click.Context, _param: click.Parameter, value: str) -> str | float:
@@ -148,13 +149,29 @@ def attach(pid: int, **options: Any) -> None:
 @click.option("--imports", is_flag=True, help="Show the time of imports, by package.")
 @click.option("--files", is_flag=True, help="Show the files that were read.")
 @click.option("--step", metavar="ID", help="Show one step or sub-step by its functions.")
+@click.option("--html", type=FILE, help="Write one page to look at, which needs no network.")
+@click.option("--perfetto", type=FILE, help="Write trace events for ui.perfetto.dev.")
+@click.option("--speedscope", type=FILE, help="Write profiles for speedscope.app.")
+@click.option("--folded", type=FILE, help="Write folded stacks for flame graph tools.")
+@click.option("--csv", type=FOLDER, help="Write tables as CSV files into this folder.")
 def analyze(
-    file: Path, as_json: bool, view: str, imports: bool, files: bool, step: str | None
+    file: Path,
+    as_json: bool,
+    view: str,
+    imports: bool,
+    files: bool,
+    step: str | None,
+    **outputs: Path | None,
 ) -> None:
-    """Show the trace in FILE: offline, without root, on any machine."""
+    """Show the trace in FILE: offline, without root, on any machine.
+
+    With files to write, which replace those that exist, it prints only what is asked
+    for as well.
+    """
     from analysis.commands import analyze
 
-    analyze(file, json=as_json, view=view, imports=imports, files=files, step=step)
+    given = {name: output for name, output in outputs.items() if output is not None}
+    analyze(file, json=as_json, view=view, imports=imports, files=files, step=step, outputs=given)
 
 
 @cli.command()

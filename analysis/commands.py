@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -25,13 +25,20 @@ def analyze(
     files: bool = False,
     step: str | None = None,
     stream: TextIO | None = None,
+    outputs: Mapping[str, Path] | None = None,
 ) -> int:
     """Write the report on the trace in `path` to `stream`; return the exit status.
 
-    Raises TraceError for what is no readable trace, UsageError for an unknown step.
+    With `outputs`, files by format (see export), these are written, and a report only
+    where one is asked for as well. Raises TraceError for what is no readable trace,
+    UsageError for an unknown step.
     """
     start = Start.open(path)
     stream = stream or sys.stdout
+    if outputs:
+        _export(start, Path(path), outputs)
+        if not (json or imports or files or step):
+            return 0
     if json:
         from analysis.report.json import to_json
 
@@ -39,6 +46,15 @@ def analyze(
         return 0
     _print(start, view, imports, files, step, stream)
     return 0
+
+
+def _export(start: Start, trace: Path, outputs: Mapping[str, Path]) -> None:
+    from analysis.export import export
+    from analysis.report.cells import in_bytes
+    from tracer.text import escape
+
+    for path, size_bytes in export(start, trace, outputs):
+        print(f"{escape(str(path))}: {in_bytes(size_bytes)}", file=sys.stderr)
 
 
 def _print(
