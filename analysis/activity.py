@@ -189,13 +189,18 @@ class Activities:
         return self._of(process_id)[0].get(tid, [])
 
     def birth_ns(self, process: Process, tid: int) -> int:
-        """When a thread came to be: a main thread exactly, another one to a bucket."""
-        if tid == process.pid:
+        """When a thread came to be: a main thread exactly; another one as long before
+        its first wait, or the end of its first bucket, as it ran in that."""
+        by_thread = self._of(process.id)
+        waits, ran = by_thread[0].get(tid, []), by_thread[1].get(tid, [])
+        if tid == process.pid or not (waits or ran):
             return process.start_ns
-        waits, ran = (each.get(tid) for each in self._of(process.id))
-        signs = [waits[0].ts_ns] if waits else []
-        signs += [ran[0].ts_ns] if ran else []
-        return max(min(signs, default=process.start_ns), process.start_ns)
+        if not ran or (waits and waits[0].ts_ns < ran[0].ts_ns):
+            return max(waits[0].ts_ns, process.start_ns)
+        first_ns = ran[0].ts_ns
+        until_ns = min([first_ns + BUCKET_NS, *(wait.ts_ns for wait in waits[:1])])
+        ran_ns = sum(each.ran_ns for each in ran if each.ts_ns == first_ns)
+        return max(until_ns - ran_ns, first_ns, process.start_ns)
 
     def _of(self, process_id: int) -> tuple[dict[int, list[Wait]], dict[int, list[Ran]]]:
         known = self._by_thread.get(process_id)

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from analysis.activity import Activities, Activity, Span, State
 from analysis.result import UNATTRIBUTED, Attribution, Cores, Segment, Share, TimeShares
@@ -22,12 +22,47 @@ from tracer.trace import CachedFile, Connection, File, Lookup, Trace, Wait
 RAN = Doing(ON_CPU)
 RUNNABLE = Doing("runnable")
 THROTTLED = Doing("throttled")
+DRIVER_CALL = Doing("gpu", "driver call")
 SHORT = Doing("other_wait", "waits of less than 1 ms")
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 SOON_NS = 1_000_000_000
 """What follows a look-up or connect later than that may have nothing to do with it."""
 
-Times = dict[Doing, int]
+
+class Tally:
+    """What times went to, and what the samples on a core were at meanwhile."""
+
+    def __init__(self) -> None:
+        self._times: dict[Doing, int] = {}
+        self._samples: dict[Doing, int] = {}
+
+    def spend(self, doing: Doing, duration_ns: int) -> None:
+        """A time went to `doing`."""
+        if duration_ns:
+            self._times[doing] = self._times.get(doing, 0) + duration_ns
+
+    def sample(self, doing: Doing) -> None:
+        """Of the time on a core a sample was at `doing`."""
+        self._samples[doing] = self._samples.get(doing, 0) + 1
+
+    def shares(self) -> TimeShares:
+        """All of the time: that on a core by what the samples were at, where there are any."""
+        times = dict(self._times)
+        ran_ns, count = times.get(RAN, 0), sum(self._samples.values())
+        if ran_ns and count:
+            del times[RAN]
+            before_ns = 0
+            numbers = accumulate(self._samples.values())
+            for doing, number in zip(self._samples, numbers, strict=True):
+                until_ns = ran_ns * number // count
+                times[doing] = times.get(doing, 0) + until_ns - before_ns
+                before_ns = until_ns
+        return _sorted_shares(times)
+
+
+def _sorted_shares(times: dict[Doing, int]) -> TimeShares:
+    shares = [Share(doing.kind, doing.what, spent) for doing, spent in times.items() if spent]
+    return TimeShares(tuple(sorted(shares, key=lambda share: -share.duration_ns)))
 
 
 class Attributor:
@@ -42,65 +77,51 @@ class Attributor:
         self._files = _Files(trace)
         self._networks = _Networks(trace)
         self._throttle = _Throttle(trace)
-        self._samples: dict[int, tuple[list[int], list[str]]] = {}
+        self._samples: dict[int, dict[int, tuple[list[int], list[Doing]]]] = {}
+        self._places: dict[str, Doing] = {}
         self._driver_users = {calls.process_id for calls in trace.driver_calls()}
 
     def attribution(self, segments: Iterable[Segment]) -> Attribution:
         """The shares of every sub-step that has one of `segments`, which are by time."""
-        times: dict[str, Times] = {}
-        places: dict[str, dict[Doing, int]] = {}
-        missed: Times = {}
+        tallies: dict[str, Tally] = {}
+        missed = Tally()
         for segment in segments:
-            substep = segment.substep or UNATTRIBUTED
+            start_ns, end_ns = segment.start_ns, segment.end_ns
             if segment.missed:
-                _add(missed, UNKNOWN, segment.duration_ns)
+                missed.spend(UNKNOWN, segment.duration_ns)
                 continue
-            into = times.setdefault(substep, {})
-            self._spend(segment.process_id, None, segment.start_ns, segment.end_ns, into)
-            seen = places.setdefault(substep, {})
-            for doing in self._sampled(segment):
-                _add(seen, doing, 1)
-        whole = dict(missed)
-        for substep, spent in times.items():
-            _share_out(spent, places[substep])
-            for doing, time_ns in spent.items():
-                _add(whole, doing, time_ns)
-        return Attribution(
-            {substep: shares_of(spent) for substep, spent in times.items()},
-            shares_of(whole),
-            self._cores(),
-            tuple(self._whys()),
-        )
+            tally = tallies.setdefault(segment.substep or UNATTRIBUTED, Tally())
+            tid = self._trace.processes[segment.process_id].pid
+            self.spend(segment.process_id, tid, start_ns, end_ns, tally)
+        substeps = {substep: tally.shares() for substep, tally in tallies.items()}
+        whole: dict[Doing, int] = {}
+        for share in chain(missed.shares().shares, *(each.shares for each in substeps.values())):
+            doing = Doing(share.kind, share.what)
+            whole[doing] = whole.get(doing, 0) + share.duration_ns
+        return Attribution(substeps, _sorted_shares(whole), self._cores(), tuple(self._whys()))
 
-    def times(self, process_id: int, tid: int, start_ns: int, end_ns: int) -> Times:
-        """What a thread spent the time from `start_ns` to `end_ns` on; it adds up to that."""
-        spent: Times = {}
-        self._spend(process_id, tid, start_ns, end_ns, spent)
-        return spent
+    def spend(self, process_id: int, tid: int, start_ns: int, end_ns: int, tally: Tally) -> None:
+        """Add to `tally` what a thread did, all of the time from `start_ns` to `end_ns`."""
+        thread = self.activities.thread(process_id, tid)
+        is_main = tid == self._trace.processes[process_id].pid
+        rest = UNKNOWN if is_main or not thread.is_known else SHORT
+        for span in thread.between(start_ns, end_ns):
+            if span.state is State.RAN:
+                tally.spend(RAN, span.ran_ns)
+                tally.spend(rest, span.duration_ns - span.ran_ns)
+            elif span.state is State.RUNNABLE:
+                throttled_ns = self._throttle.of(thread, span)
+                tally.spend(THROTTLED, throttled_ns)
+                tally.spend(RUNNABLE, span.duration_ns - throttled_ns)
+            elif span.wait is not None:
+                doing = self._waited(process_id, span.wait, span.start_ns, span.end_ns)
+                tally.spend(doing, span.duration_ns)
+        for doing in self._sampled(process_id, tid, start_ns, end_ns):
+            tally.sample(doing)
 
     def doing(self, process_id: int, wait: Wait) -> Doing:
         """What `wait`, of a thread of that process, was in, up to its end."""
         return self._waited(process_id, wait, wait.ts_ns, wait.woken_ns)
-
-    def _spend(
-        self, process_id: int, tid: int | None, start_ns: int, end_ns: int, into: Times
-    ) -> None:
-        """Add to `into` what a thread, the main one where `tid` is None, did."""
-        process = self._trace.processes[process_id]
-        tid = process.pid if tid is None else tid
-        thread = self.activities.thread(process_id, tid)
-        rest = SHORT if tid != process.pid and thread.is_known else UNKNOWN
-        for span in thread.between(start_ns, end_ns):
-            if span.state is State.RAN:
-                _add(into, RAN, span.ran_ns)
-                _add(into, rest, span.duration_ns - span.ran_ns)
-            elif span.state is State.RUNNABLE:
-                throttled_ns = self._throttle.of(thread, span)
-                _add(into, THROTTLED, throttled_ns)
-                _add(into, RUNNABLE, span.duration_ns - throttled_ns)
-            elif span.wait is not None:
-                doing = self._waited(process_id, span.wait, span.start_ns, span.end_ns)
-                _add(into, doing, span.duration_ns)
 
     def _waited(self, process_id: int, wait: Wait, start_ns: int, end_ns: int) -> Doing:
         key = (wait.kernel_stack_id, wait.state)
@@ -115,31 +136,30 @@ class Attributor:
             return self._networks.told(process_id, wait, doing)
         return doing
 
-    def _sampled(self, segment: Segment) -> Iterator[Doing]:
-        """What the samples on a core, of the main thread in a segment, were at."""
-        times, places = self._main_samples(segment.process_id)
-        uses_driver = segment.process_id in self._driver_users
-        for index in range(
-            bisect_left(times, segment.start_ns), bisect_left(times, segment.end_ns)
-        ):
-            place = places[index]
-            if uses_driver and place == "kernel:ioctl":
-                yield Doing("gpu", "driver call")
-            elif place:
-                yield ran_in(place)
+    def _sampled(self, process_id: int, tid: int, start_ns: int, end_ns: int) -> Iterator[Doing]:
+        """What the samples on a core, of a thread, were at."""
+        times, doings = self._samples_of(process_id).get(tid, ([], []))
+        yield from doings[bisect_left(times, start_ns) : bisect_left(times, end_ns)]
 
-    def _main_samples(self, process_id: int) -> tuple[list[int], list[str]]:
+    def _samples_of(self, process_id: int) -> dict[int, tuple[list[int], list[Doing]]]:
+        """The samples on a core of a process's threads, those that tell what they were at."""
         known = self._samples.get(process_id)
         if known is None:
-            pid = self._trace.processes[process_id].pid
-            samples = [
-                sample
-                for sample in self._trace.samples(process_id)
-                if sample.tid == pid and sample.cause is SampleCause.ON_CPU
-            ]
-            known = [sample.ts_ns for sample in samples], [sample.place for sample in samples]
-            self._samples[process_id] = known
+            known = self._samples[process_id] = {}
+            for sample in self._trace.samples(process_id):
+                if sample.cause is SampleCause.ON_CPU and sample.place:
+                    times, doings = known.setdefault(sample.tid, ([], []))
+                    times.append(sample.ts_ns)
+                    doings.append(self._ran_in(process_id, sample.place))
         return known
+
+    def _ran_in(self, process_id: int, place: str) -> Doing:
+        if place == "kernel:ioctl" and process_id in self._driver_users:
+            return DRIVER_CALL
+        doing = self._places.get(place)
+        if doing is None:
+            doing = self._places[place] = ran_in(place)
+        return doing
 
     @cached_property
     def _has_ran(self) -> bool:
@@ -188,37 +208,13 @@ class Attributor:
         return Cores(none_ns, one_ns, several_ns, busy_ns)
 
 
-def _add(times: dict[Doing, int], doing: Doing, amount: int) -> None:
-    if amount:
-        times[doing] = times.get(doing, 0) + amount
-
-
-def _share_out(times: Times, samples: dict[Doing, int]) -> None:
-    """Put the time on a core in `times` to what `samples` were at, by their number;
-    without one it stays as it is."""
-    ran_ns, count = times.get(RAN, 0), sum(samples.values())
-    if not ran_ns or not count:
-        return
-    del times[RAN]
-    before_ns = 0
-    for doing, number in zip(samples, accumulate(samples.values()), strict=True):
-        until_ns = ran_ns * number // count
-        _add(times, doing, until_ns - before_ns)
-        before_ns = until_ns
-
-
-def shares_of(times: Times) -> TimeShares:
-    shares = [Share(doing.kind, doing.what, time_ns) for doing, time_ns in times.items()]
-    return TimeShares(tuple(sorted(shares, key=lambda share: -share.duration_ns)))
-
-
 class _Files:
     """Which file a process's main thread waited for: the one of which most came into
     the page cache meanwhile."""
 
     def __init__(self, trace: Trace) -> None:
-        files: list[File | CachedFile] = [*trace.cached_files(), *trace.files()]
-        self._paths = {(file.device, file.inode): file.path for file in files}
+        known: list[File | CachedFile] = [*trace.cached_files(), *trace.files()]
+        self._paths = {(file.device, file.inode): file.path for file in known}
         self._added: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
         for pages in trace.page_cache():
             files = self._added.setdefault((pages.process_id, pages.ts_ns // BUCKET_NS), {})

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from analysis.attribution import Attributor, Times, shares_of
+from analysis.attribution import Attributor, Tally
 from analysis.result import Beside, Link, Segment
 from analysis.waits import is_woken_by_thread
 from probes.events import BUCKET_NS
@@ -170,11 +170,9 @@ class CriticalPath:
 
     def _link(self, parts: Sequence[_Stretch], busy: dict[int, _Busy]) -> Link:
         """One link from stretches that join; the longest names it."""
-        spent: Times = {}
+        tally = Tally()
         for part in parts:
-            times = self._attributor.times(part.process_id, part.tid, part.start_ns, part.end_ns)
-            for doing, time_ns in times.items():
-                spent[doing] = spent.get(doing, 0) + time_ns
+            self._attributor.spend(part.process_id, part.tid, part.start_ns, part.end_ns, tally)
         start_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
         longest = max(parts, key=lambda part: part.duration_ns)
         return Link(
@@ -184,7 +182,7 @@ class CriticalPath:
             longest.tid,
             longest.substep,
             parts[-1].handover,
-            shares_of(spent),
+            tally.shares(),
             tuple(_beside(busy, {part.process_id for part in parts}, start_ns, end_ns)),
         )
 

@@ -86,6 +86,7 @@ def _globs(patterns: str) -> re.Pattern[str]:
 
 
 _WAITS = tuple((Doing(kind, what), _globs(names)) for kind, what, names in WAITS)
+_ENTRY = _globs("entry_SYSCALL_64* do_syscall_64 x64_sys_call el0* invoke_syscall do_el0_svc")
 _PLACES = tuple((kind, _globs(names)) for kind, names in PLACES)
 
 
@@ -97,7 +98,13 @@ def waited_in(kernel: tuple[str, ...], state: WaitState) -> Doing:
     for doing, pattern in _WAITS:
         if any(map(pattern.match, names)):
             return doing
-    return Doing("other_wait", names[-1]) if names else UNKNOWN
+    return Doing("other_wait", _asked(names)) if names else UNKNOWN
+
+
+def _asked(names: list[str]) -> str:
+    """The outermost function that isn't on every stack: what the kernel was asked for."""
+    told = (name for name in reversed(names) if not _ENTRY.match(name))
+    return next(told, names[-1])
 
 
 def ran_in(place: str) -> Doing:
