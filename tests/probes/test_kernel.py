@@ -208,7 +208,7 @@ def _sleep_at_first(seconds: float) -> Callable[[Event], bool]:
 
 @every_python
 def test_the_walk_names_what_the_program_says_of_itself(python):
-    source = KernelSource()
+    source = KernelSource(program=python[0])
     source.open()
     with subprocess.Popen([*python, str(STACKS)], stdout=subprocess.PIPE, text=True) as program:
         source.follow(ProcessId(program.pid, time.monotonic_ns()))
