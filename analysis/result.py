@@ -114,6 +114,22 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheState:
+    """How warm a cache was when it was needed: warm, partly warm, cold, unused or unknown.
+
+    `detail` says what shows it. `held_bytes` of `size_bytes` were there, None where
+    the cache isn't measured so.
+    """
+
+    id: str
+    title: str
+    state: str
+    detail: str
+    held_bytes: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Beside:
     """A process that ran beside a link, and how much longer it could have taken."""
 
@@ -250,6 +266,7 @@ class Result:
     notes: tuple[str, ...]
     attribution: Attribution
     critical_path: tuple[Link, ...]
+    caches: tuple[CacheState, ...]
 
     @property
     def wall_ns(self) -> int:

@@ -135,6 +135,21 @@ class FileSignature:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSignature:
+    """A cache of the engine's: the class of its files, the sub-steps that take time
+    where it lacks something, or the roles of processes made then, and those where it
+    has it. `missed_as` says what is done again."""
+
+    id: str
+    title: str
+    files: str
+    missed_as: str
+    missed: tuple[str, ...]
+    missed_roles: tuple[str, ...]
+    hit: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Sub-steps that a view shows under one title."""
 
@@ -175,7 +190,7 @@ class Signatures:
     engine, title: its name, for machines and for people.
     imports, before_python: the sub-step of a module body, and of a process before its
     first sign of Python.
-    steps, roles, files, absences: as in the file.
+    steps, roles, files, caches, absences: as in the file.
     waited: the roles that others wait for.
     ready: what makes the engine ready.
     """
@@ -191,6 +206,7 @@ class Signatures:
             FileSignature(group["class"], group["title"], _globs(group["globs"]))
             for group in data["file"]
         )
+        self.caches = tuple(_cache(cache) for cache in data.get("cache", ()))
         self.absences = tuple(
             Absence(
                 absence["of"],
@@ -291,6 +307,18 @@ def _role(data: Mapping[str, Any], before_python: str) -> RoleSignature:
         substep=data.get("substep"),
         before_python=data.get("before_python", before_python),
         inherits=data.get("inherits", False),
+    )
+
+
+def _cache(data: Mapping[str, Any]) -> CacheSignature:
+    return CacheSignature(
+        data["id"],
+        data["title"],
+        data["files"],
+        data["missed_as"],
+        tuple(data.get("missed", ())),
+        tuple(data.get("missed_roles", ())),
+        tuple(data.get("hit", ())),
     )
 
 

@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 from analysis.attribution import Attributor
+from analysis.caches import caches_of
 from analysis.critical_path import CriticalPath
 from analysis.modules import ModuleNode, imports_of, is_import, programs_of
 from analysis.reasons import Reasons
 from analysis.result import (
     Attribution,
+    CacheState,
     Failure,
     Link,
     Overhead,
@@ -159,6 +161,7 @@ class Start:
             notes=tuple(self._notes()),
             attribution=self.attribution,
             critical_path=self.critical_path,
+            caches=self._caches(),
         )
 
     def is_part(self, process_id: int) -> bool:
@@ -225,12 +228,28 @@ class Start:
                 entered.setdefault(process.id, []).append(module.ts_ns)
         return entered
 
-    def _steps(self) -> tuple[StepTime, ...]:
+    @cached_property
+    def _substeps_ns(self) -> dict[str, int]:
+        """What each sub-step took that took any time."""
         times: dict[str, int] = {}
         for segment in self.segments:
             if segment.substep is not None:
                 times[segment.substep] = times.get(segment.substep, 0) + segment.duration_ns
-        return tuple(self._step(step, times) for step in self.signatures.steps)
+        return times
+
+    def _steps(self) -> tuple[StepTime, ...]:
+        return tuple(self._step(step, self._substeps_ns) for step in self.signatures.steps)
+
+    def _caches(self) -> tuple[CacheState, ...]:
+        roles = frozenset(self.roles.values())
+        return caches_of(
+            self.trace,
+            self.signatures,
+            self._substeps_ns,
+            roles,
+            self.end_ns,
+            is_engine=self.engine is not None,
+        )
 
     @cached_property
     def _reasons(self) -> Reasons:

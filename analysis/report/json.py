@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from analysis.result import Failure, ProcessLife, Result, StepTime
+from analysis.result import CacheState, Failure, ProcessLife, Result, StepTime
 
 SCHEMA = 1
 
@@ -30,6 +30,7 @@ def _result(result: Result) -> dict[str, Any]:
         "lost": dict(result.lost),
         "processes": [_process(life, result) for life in result.processes],
         "failure": None if result.failure is None else _failure(result.failure),
+        "caches": [_cache(cache) for cache in result.caches],
         "versions": dict(result.versions),
         "overhead": {
             "recorder_cpu_s": overhead.recorder_cpu_s,
@@ -67,6 +68,16 @@ def _process(life: ProcessLife, result: Result) -> dict[str, Any]:
         "start_s": _seconds(life.start_ns - result.start_ns),
         "end_s": None if end_ns is None else _seconds(end_ns - result.start_ns),
         "wait_status": life.wait_status,
+    }
+
+
+def _cache(cache: CacheState) -> dict[str, Any]:
+    return {
+        "id": cache.id,
+        "state": cache.state,
+        "detail": cache.detail,
+        "held_bytes": cache.held_bytes,
+        "size_bytes": cache.size_bytes,
     }
 
 

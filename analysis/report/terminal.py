@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.modules import time_by_package
+from analysis.report.caches import caches_line
 from analysis.report.cells import function_times, in_seconds, role_title, safe, unnamed, who
 from analysis.result import Failure, ProcessLife, Result, Segment, SubstepTime
 from analysis.start import Start
@@ -147,6 +148,7 @@ def remarks(start: Start) -> Iterator[str]:
     compilers = _compilers(result)
     if compilers:
         yield compilers
+    yield caches_line(result)
 
 
 def _absent(result: Result) -> dict[str, list[str]]:
