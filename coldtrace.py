@@ -149,6 +149,7 @@ def attach(pid: int, **options: Any) -> None:
 @click.option("--imports", is_flag=True, help="Show the time of imports, by package.")
 @click.option("--files", is_flag=True, help="Show the files that were read.")
 @click.option("--step", metavar="ID", help="Show one step or sub-step by its functions.")
+@click.option("--critical-path", is_flag=True, help="Show who waited for whom, and the slack.")
 @click.option("--html", type=FILE, help="Write one page to look at, which needs no network.")
 @click.option("--perfetto", type=FILE, help="Write trace events for ui.perfetto.dev.")
 @click.option("--speedscope", type=FILE, help="Write profiles for speedscope.app.")
@@ -161,6 +162,7 @@ def analyze(
     imports: bool,
     files: bool,
     step: str | None,
+    critical_path: bool,
     **outputs: Path | None,
 ) -> None:
     """Show the trace in FILE: offline, without root, on any machine.
@@ -171,7 +173,16 @@ def analyze(
     from analysis.commands import analyze
 
     given = {name: output for name, output in outputs.items() if output is not None}
-    analyze(file, json=as_json, view=view, imports=imports, files=files, step=step, outputs=given)
+    analyze(
+        file,
+        json=as_json,
+        view=view,
+        imports=imports,
+        files=files,
+        step=step,
+        outputs=given,
+        critical_path=critical_path,
+    )
 
 
 @cli.command()

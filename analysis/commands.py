@@ -26,6 +26,7 @@ def analyze(
     step: str | None = None,
     stream: TextIO | None = None,
     outputs: Mapping[str, Path] | None = None,
+    critical_path: bool = False,
 ) -> int:
     """Write the report on the trace in `path` to `stream`; return the exit status.
 
@@ -37,14 +38,15 @@ def analyze(
     stream = stream or sys.stdout
     if outputs:
         _export(start, Path(path), outputs)
-        if not (json or imports or files or step):
+        if not (json or imports or files or step or critical_path):
             return 0
     if json:
         from analysis.report.json import to_json
 
         print(to_json(start.result), file=stream)
         return 0
-    _print(start, view, imports, files, step, stream)
+    details = list(_details(start, imports, files, step, critical_path))
+    _print(start, view, details, stream)
     return 0
 
 
@@ -57,14 +59,11 @@ def _export(start: Start, trace: Path, outputs: Mapping[str, Path]) -> None:
         print(f"{escape(str(path))}: {in_bytes(size_bytes)}", file=sys.stderr)
 
 
-def _print(
-    start: Start, view: str, imports: bool, files: bool, step: str | None, stream: TextIO
-) -> None:
+def _print(start: Start, view: str, details: list[RenderableType], stream: TextIO) -> None:
     from rich.console import Console
 
     from analysis.report.terminal import report
 
-    details = list(_details(start, imports, files, step))
     if isinstance(stream, TextIOWrapper):  # names may hold what its encoding doesn't
         stream.reconfigure(errors="replace")
     width = None if stream.isatty() else PLAIN_WIDTH
@@ -74,11 +73,12 @@ def _print(
 
 
 def _details(
-    start: Start, imports: bool, files: bool, step: str | None
+    start: Start, imports: bool, files: bool, step: str | None, critical_path: bool
 ) -> Iterator[RenderableType]:
-    if not imports and not files and step is None:
+    if not imports and not files and step is None and not critical_path:
         return
     from analysis.report import details
+    from analysis.report.attribution import critical_path_report
 
     if step is not None and step not in details.step_ids(start):
         known = ", ".join(details.step_ids(start))
@@ -89,3 +89,5 @@ def _details(
         yield details.files_report(start)
     if step is not None:
         yield details.step_report(start, step)
+    if critical_path:
+        yield critical_path_report(start)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from analysis.files import FileUse, files_of
 from analysis.modules import ModuleNode, time_by_package
+from analysis.report.attribution import share_table, together
 from analysis.report.cells import (
     add_time,
     function_times,
@@ -19,11 +20,10 @@ from analysis.report.cells import (
     unnamed,
     who,
 )
-from analysis.result import Result, Segment
+from analysis.result import UNATTRIBUTED, Result, Segment
 from analysis.start import Start
 from tracer.text import escape
 
-UNATTRIBUTED = "unattributed"
 TOP_MODULES = 20
 TOP_FILES = 10
 TOP_FUNCTIONS = 15
@@ -151,7 +151,10 @@ def step_report(start: Start, step_id: str) -> RenderableType:
     functions = time_table("function on the critical path, its own time", "")
     for name, duration_ns in function_times(start, segments)[:TOP_FUNCTIONS]:
         add_time(functions, name, "", duration_ns, total_ns)
-    parts: list[RenderableType] = [title, _owner_table(start, segments, total_ns), functions]
+    ids = [UNATTRIBUTED] if substeps is None else substeps
+    shares = share_table(together(result.attribution, ids))
+    parts: list[RenderableType] = [title, _owner_table(start, segments, total_ns), shares]
+    parts.append(functions)
     uses = files_of(start, [(segment.start_ns, segment.end_ns) for segment in segments])
     if uses:
         table = _table_of_files()

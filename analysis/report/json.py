@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from analysis.result import CacheState, Failure, ProcessLife, Result, StepTime
+from analysis.result import (
+    UNATTRIBUTED,
+    Attribution,
+    CacheState,
+    Cores,
+    Failure,
+    Link,
+    ProcessLife,
+    Result,
+    StepTime,
+    TimeShares,
+)
 
 SCHEMA = 1
 
@@ -23,7 +34,7 @@ def _result(result: Result) -> dict[str, Any]:
         "engine": result.engine,
         "command": list(result.command),
         "wall_s": _seconds(result.wall_ns),
-        "steps": [_step(step) for step in result.steps],
+        "steps": [_step(step, result.attribution) for step in result.steps],
         "unattributed_s": _seconds(result.unattributed_ns),
         "missed_s": _seconds(result.missed_ns),
         "lost_events": result.lost_events,
@@ -42,10 +53,12 @@ def _result(result: Result) -> dict[str, Any]:
             for source in result.sources
         ],
         "notes": list(result.notes),
+        "attribution": _attribution(result.attribution),
+        "critical_path": [_link(link, result) for link in result.critical_path],
     }
 
 
-def _step(step: StepTime) -> dict[str, Any]:
+def _step(step: StepTime, attribution: Attribution) -> dict[str, Any]:
     return {
         "id": step.id,
         "seconds": _seconds(step.duration_ns),
@@ -53,7 +66,59 @@ def _step(step: StepTime) -> dict[str, Any]:
         "why_not": step.why_not,
         "substeps": [
             {"id": substep.id, "seconds": _seconds(substep.duration_ns)}
+            | _shares(attribution.substeps.get(substep.id))
             for substep in step.substeps
+        ],
+    }
+
+
+def _attribution(attribution: Attribution) -> dict[str, Any]:
+    """The sub-steps' own are with the steps."""
+    return {
+        **_shares(attribution.whole),
+        "unattributed": _shares(attribution.substeps.get(UNATTRIBUTED)),
+        "cores": None if attribution.cores is None else _cores(attribution.cores),
+        "whys": list(attribution.whys),
+    }
+
+
+def _shares(times: TimeShares | None) -> dict[str, Any]:
+    """The verdict and what it is made of; what took no time has neither."""
+    if times is None or not times.shares:
+        return {"bound": None, "shares": []}
+    shares = [
+        {"kind": share.kind, "what": share.what, "seconds": _seconds(share.duration_ns)}
+        for share in times.shares
+    ]
+    return {"bound": times.bound, "shares": shares}
+
+
+def _cores(cores: Cores) -> dict[str, float]:
+    return {
+        "none_s": _seconds(cores.none_ns),
+        "one_s": _seconds(cores.one_ns),
+        "several_s": _seconds(cores.several_ns),
+        "busy_s": _seconds(cores.busy_ns),
+    }
+
+
+def _link(link: Link, result: Result) -> dict[str, Any]:
+    pids = {life.id: life.pid for life in result.processes}
+    return {
+        "start_s": _seconds(link.start_ns - result.start_ns),
+        "end_s": _seconds(link.end_ns - result.start_ns),
+        "pid": pids[link.process_id],
+        "tid": link.tid,
+        "substep": link.substep,
+        "handover": link.handover,
+        **_shares(link.times),
+        "beside": [
+            {
+                "pid": pids[beside.process_id],
+                "busy_s": _seconds(beside.busy_ns),
+                "slack_s": _seconds(beside.slack_ns),
+            }
+            for beside in link.beside
         ],
     }
 

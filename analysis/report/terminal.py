@@ -16,13 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.modules import time_by_package
+from analysis.report.attribution import attribution_lines, together, verdict
 from analysis.report.caches import caches_line
 from analysis.report.cells import function_times, in_seconds, role_title, safe, unnamed, who
-from analysis.result import Failure, ProcessLife, Result, Segment, SubstepTime
+from analysis.result import UNATTRIBUTED, Failure, ProcessLife, Result, Segment, SubstepTime
 from analysis.start import Start
 from tracer.text import escape
 
-BAR_WIDTH = 16
+BAR_WIDTH = 14
 TOP_PACKAGES = 5
 NOTEWORTHY_SHARE = 0.01
 """An unattributed share above this is explained."""
@@ -88,25 +89,32 @@ def _step_table(result: Result, rows: Iterable[_Row]) -> Table:
     table.add_column("step", width=34, no_wrap=True, overflow="ellipsis")
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("mostly", no_wrap=True)
     table.add_column("", no_wrap=True, width=BAR_WIDTH)
+    attribution = result.attribution
     longest_ns = max((sub.duration_ns for step in result.steps for sub in step.substeps), default=0)
     for row in rows:
         if row.why_not is not None:
-            table.add_row(row.title, "-", "", "", style="bold")
+            table.add_row(row.title, "-", "", "", "", style="bold")
             continue
-        table.add_row(row.title, *_time(row.duration_ns, result), "", style="bold")
+        substeps = [substep.id for substep in row.substeps]
+        cells = (*_time(row.duration_ns, result), verdict(together(attribution, substeps)))
+        table.add_row(row.title, *cells, "", style="bold")
         for substep in row.substeps:
             title = f"    {substep.title}"
             if substep.duration_ns:
                 bar = _bar(substep.duration_ns, longest_ns)
-                table.add_row(title, *_time(substep.duration_ns, result), bar)
+                mostly = verdict(attribution.substeps.get(substep.id))
+                table.add_row(title, *_time(substep.duration_ns, result), mostly, bar)
             else:
-                table.add_row(title, "-", "", "", style="dim")
+                table.add_row(title, "-", "", "", "", style="dim")
     table.add_section()
-    table.add_row("unattributed", *_time(result.unattributed_ns, result), "")
+    mostly = verdict(attribution.substeps.get(UNATTRIBUTED))
+    table.add_row("unattributed", *_time(result.unattributed_ns, result), mostly, "")
     if result.missed_ns:
-        table.add_row("missed before the tracer came", *_time(result.missed_ns, result), "")
-    table.add_row("wall clock", *_time(result.wall_ns, result), "", style="bold")
+        table.add_row("missed before the tracer came", *_time(result.missed_ns, result), "", "")
+    mostly = verdict(attribution.whole)
+    table.add_row("wall clock", *_time(result.wall_ns, result), mostly, "", style="bold")
     return table
 
 
@@ -144,6 +152,7 @@ def remarks(start: Start) -> Iterator[str]:
         yield f"{_listed(titles)} didn't happen: {why_not}."
     if result.unattributed_ns > NOTEWORTHY_SHARE * result.wall_ns:
         yield f"Unattributed is mostly: {_top_functions(start, unnamed(result))}."
+    yield from attribution_lines(result.attribution)
     yield from _import_lines(start)
     compilers = _compilers(result)
     if compilers:
