@@ -17,8 +17,10 @@ from analysis.report.cells import command_line, role_title
 from analysis.report.cores import cores_of
 from analysis.report.flame import flames
 from analysis.report.lines import Line, lines_of
+from analysis.report.shares import link, shares, threads, waits
 from analysis.report.terminal import closing_lines, headline, remarks
-from analysis.result import ProcessLife
+from analysis.result import KINDS, ProcessLife, SubstepTime
+from analysis.result import Cores as CoreUse
 from analysis.start import Start
 from probes.events import BUCKET_NS
 from tracer.text import escape
@@ -42,11 +44,19 @@ def page(start: Start) -> dict[str, Any]:
         "wall": _micros(result.wall_ns),
         "steps": _steps(start),
         "unattributed": _micros(result.unattributed_ns),
+        "kinds": list(KINDS),
+        "whole": shares(result.attribution.whole),
+        "usage": _usage(result.attribution.cores),
+        "whys": [escape(why) for why in result.attribution.whys],
         "missed": _micros(result.missed_ns),
         "remarks": list(remarks(start)),
         "processes": [_process(start, life) for life in result.processes],
         "path": list(_path(start, numbers, processes)),
+        "chain": [link(start, each, processes, numbers) for each in result.critical_path],
         "cores": _cores(start, processes),
+        "threads": threads(start),
+        "waits": waits(start, processes),
+        "network": [*_lookups(start, processes), *_connections(start, processes)],
         "lines": [_line(start, line) for line in lines_of(start)],
         "flames": flames(start, numbers, processes),
         "imports": list(_imports(start, processes)),
@@ -79,13 +89,29 @@ def _steps(start: Start) -> list[dict[str, Any]]:
         {
             "title": step.title,
             "whyNot": step.why_not,
-            "substeps": [
-                {"title": sub.title, "time": _micros(sub.duration_ns), "whyNot": sub.why_not}
-                for sub in step.substeps
-            ],
+            "substeps": [_substep(start, substep) for substep in step.substeps],
         }
         for step in start.result.steps
     ]
+
+
+def _substep(start: Start, substep: SubstepTime) -> dict[str, Any]:
+    times = start.attribution.substeps.get(substep.id)
+    return {
+        "title": substep.title,
+        "time": _micros(substep.duration_ns),
+        "whyNot": substep.why_not,
+        "shares": None if times is None else shares(times),
+    }
+
+
+def _usage(cores: CoreUse | None) -> list[int] | None:
+    """For how long no core, one and several were busy."""
+    return (
+        None
+        if cores is None
+        else list(map(_micros, (cores.none_ns, cores.one_ns, cores.several_ns)))
+    )
 
 
 def _process(start: Start, life: ProcessLife) -> dict[str, Any]:
@@ -159,6 +185,26 @@ def _line(start: Start, line: Line) -> dict[str, Any]:
         "times": [_micros(time_ns - start.begin_ns) for time_ns in line.times_ns],
         "values": line.values,
     }
+
+
+# The network ---------------------------------------------------------------------
+
+
+def _lookups(start: Start, processes: dict[int, int]) -> Iterator[list[Any]]:
+    """Process, what, of whom, from, how long, error."""
+    for each in start.trace.lookups():
+        if each.process_id in processes:
+            times = _micros(each.ts_ns - start.begin_ns), _micros(each.end_ns - each.ts_ns)
+            name = escape(each.name)
+            yield [processes[each.process_id], "look-up", name, *times, each.error]
+
+
+def _connections(start: Start, processes: dict[int, int]) -> Iterator[list[Any]]:
+    for each in start.trace.connections():
+        if each.process_id in processes:
+            times = _micros(each.ts_ns - start.begin_ns), _micros(each.end_ns - each.ts_ns)
+            peer = f"{escape(each.address)} port {each.port}"
+            yield [processes[each.process_id], "connect", peer, *times, each.error]
 
 
 # Imports and files -----------------------------------------------------------------

@@ -130,6 +130,16 @@ function hideTooltip() {
   tooltip.classList.remove("shown");
 }
 
+/** Has `element` tell `lines` when it is pointed at or in focus. */
+function explain(element, lines) {
+  element.addEventListener("pointermove", (event) => showTooltip(lines, event.clientX, event.clientY));
+  element.addEventListener("focus", () => {
+    const box = element.getBoundingClientRect();
+    showTooltip(lines, box.left, box.bottom);
+  });
+  for (const end of ["pointerleave", "blur"]) element.addEventListener(end, hideTooltip);
+}
+
 // Canvases -----------------------------------------------------------------------------
 
 /** A canvas that is drawn sharply, anew whenever its size or the theme changes. */

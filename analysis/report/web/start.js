@@ -16,6 +16,63 @@ function substepColour(number) {
 const substepTitle = (number) =>
   number < 0 ? (number === -2 ? "Missed before the tracer came" : "Unattributed") : substeps[number].title;
 
+// What times went to ----------------------------------------------------------------------
+
+const KIND_TITLES = {
+  python: "Python",
+  native: "Native code",
+  kernel: "Kernel",
+  cpu: "On a core",
+  runnable: "Waiting for a core",
+  throttled: "Throttled",
+  disk: "Disk",
+  gpu: "GPU",
+  network: "Network",
+  lock: "Lock",
+  pipe: "Pipe or socket",
+  child: "Child process",
+  sleep: "Sleep",
+  other_wait: "Other wait",
+  unknown: "Unknown",
+};
+const kindTitle = (number) => KIND_TITLES[data.kinds[number]] ?? data.kinds[number];
+const kindColour = (number) => colour(`kind-${data.kinds[number]}`);
+
+const BOUND_TITLES = { cpu: "CPU", disk: "disk", gpu: "GPU", network: "network", wait: "wait" };
+
+/** The verdict with its figure: "CPU-bound, 83.1 %". */
+function verdict({ bound, boundTime, kinds }) {
+  const whole = kinds.reduce((sum, time) => sum + time, 0);
+  if (!(bound in BOUND_TITLES)) return "unknown";
+  return `${BOUND_TITLES[bound]}-bound, ${percent(boundTime, whole)}`;
+}
+
+/** A bar `share` of its cell long, parted by kinds; hover or focus tells them. */
+function kindBar(shares, share) {
+  const whole = shares.kinds.reduce((sum, time) => sum + time, 0);
+  const element = el("span", { class: "bar kinds", tabindex: 0, role: "img" });
+  shares.kinds.forEach((time, kind) => {
+    if (!time) return;
+    const part = el("i");
+    part.style.width = `${(100 * share * time) / whole}%`;
+    part.style.background = `var(--kind-${data.kinds[kind]})`;
+    element.append(part);
+  });
+  const lines = [
+    verdict(shares),
+    ...shares.top.map(([kind, what, time]) =>
+      `${kindTitle(kind)}${what ? `, ${what}` : ""}: ${duration(time)}, ${percent(time, whole)}`),
+  ];
+  element.setAttribute("aria-label", lines.join("; "));
+  explain(element, lines);
+  return element;
+}
+
+function kindLegend(all) {
+  const used = data.kinds.map((_, kind) => all.some((shares) => shares.kinds[kind]));
+  return legendOf(data.kinds.map((name, kind) => [kindTitle(kind), `kind-${name}`]).filter((_, kind) => used[kind]));
+}
+
 // The timeline ----------------------------------------------------------------------------
 
 function pathLanes() {
@@ -110,7 +167,15 @@ function together(program, processes) {
 function coreLanes() {
   const { cores } = data;
   if (!cores) return [];
-  const stack = new StackLane("Cores busy", cores, cores.cores.length);
+  const groups = cores.groups.map((group, index) => ({ ...group, fill: () => whoColour(index) }));
+  const top = cores.cores.length;
+  const describe = (busy, index, from) => {
+    const sum = busy.reduce((total, group) => total + group.busy[index], 0);
+    const each = busy.map((group) => `${group.title}: ${(group.busy[index] / 1000).toFixed(2)}`);
+    return [`${(sum / 1000).toFixed(2)} cores busy at ${seconds(from)}`, ...each];
+  };
+  const stack = new StackLane("Cores busy", [groups], cores, { top, rowHeight: 92, describe });
+  stack.note = `of ${top}, by program`;
   stack.legend = cores.groups.map(({ title }, index) => [title, `who-${index % SERIES}`]);
   const heat = new HeatLane("Each core", cores, (core, index) => {
     const owner = core.owners[index];
@@ -126,6 +191,24 @@ function coreLanes() {
   return [stack, heat];
 }
 
+/** What the critical path and each main thread did, as shares of every 100 ms. */
+function threadLane() {
+  if (!data.threads) return null;
+  const rows = data.threads.map(({ kinds }) =>
+    Object.entries(kinds).map(([kind, busy]) => ({ title: kindTitle(kind), busy, fill: () => kindColour(kind) })),
+  );
+  const labels = data.threads.map(({ title }) => title);
+  const describe = (busy, index, from, row) => [
+    `${labels[row]} at ${seconds(from)}`,
+    ...busy.map((group) => `${group.title}: ${(group.busy[index] / 10).toFixed(0)} %`),
+  ];
+  const lane = new StackLane("Running or waiting", rows, data.cores, { top: 1, rowHeight: 34, labels, describe });
+  lane.note = "the critical path, then the main thread of each process";
+  const kinds = new Set(data.threads.flatMap(({ kinds: each }) => Object.keys(each)));
+  lane.legend = [...kinds].sort((one, other) => one - other).map((kind) => [kindTitle(kind), `kind-${data.kinds[kind]}`]);
+  return lane;
+}
+
 function lineLanes() {
   const titles = [...new Set(data.lines.map(({ title }) => title))];
   return titles.map((title) => {
@@ -138,9 +221,10 @@ function lineLanes() {
   });
 }
 
+const view = new View(data.wall);
+
 function timelinePanel() {
-  const view = new View(data.wall);
-  const lanes = [pathLanes(), processLane(), toolLane(), ...coreLanes(), ...lineLanes()];
+  const lanes = [pathLanes(), processLane(), toolLane(), threadLane(), ...coreLanes(), ...lineLanes()];
   const timeline = new Timeline(view, lanes.filter(Boolean));
   const all = el("button", { type: "button", onclick: () => view.show(0, view.end) }, "Show all");
   const shown = el("span", { class: "status", role: "status" });
@@ -165,39 +249,136 @@ function absent() {
 
 // Steps -----------------------------------------------------------------------------------
 
+const isKnown = (shares) => shares !== null && shares.bound !== "unknown";
+
 function stepsPanel() {
   const longest = Math.max(...substeps.map(({ time }) => time), 1);
   const rows = [];
   data.steps.forEach((step, number) => {
     const time = step.substeps.reduce((sum, substep) => sum + substep.time, 0);
     const mark = number === data.steps.length - 1 ? "+" : `${number + 1}`;
-    rows.push(stepRow("step", `${mark}  ${step.title}`, time, null, step.whyNot));
+    rows.push(stepRow("step", `${mark}  ${step.title}`, time, step));
     if (step.whyNot !== null) return;
-    step.substeps.forEach((substep) => {
-      const share = substep.time ? bar(substep.time / longest, `series-${number % SERIES}`) : null;
-      rows.push(stepRow("substep", substep.title, substep.time, share, substep.whyNot));
-    });
+    for (const substep of step.substeps) {
+      rows.push(stepRow("substep", substep.title, substep.time, substep, longest, `series-${number % SERIES}`));
+    }
   });
-  rows.push(stepRow("step", "Unattributed", data.unattributed, null, null));
-  if (data.missed) rows.push(stepRow("step", "Missed before the tracer came", data.missed, null, null));
-  rows.push(stepRow("step total", "Wall clock", data.wall, null, null));
-  const headings = ["step", "seconds", "share", ""];
-  const head = el("tr", {}, ...headings.map((text) => el("th", { scope: "col", class: text && text !== "step" ? "number" : null }, text)));
-  const table = el("table", { "aria-label": "Steps", class: "steps" }, el("thead", {}, head), el("tbody", {}, ...rows));
+  rows.push(stepRow("step", "Unattributed", data.unattributed));
+  if (data.missed) rows.push(stepRow("step", "Missed before the tracer came", data.missed));
+  rows.push(stepRow("step total", "Wall clock", data.wall, { shares: data.whole }));
+  const table = el(
+    "table",
+    { "aria-label": "Steps", class: "steps" },
+    headRow(["step", "seconds", "share", "verdict", "what it went to"], [1, 2]),
+    el("tbody", {}, ...rows),
+  );
+  const whys = data.whys.map((why) => missing(why));
   const remarks = el("ul", { class: "remarks" }, ...data.remarks.map((text) => el("li", {}, text)));
-  return panel("steps", "Steps", "Every millisecond of the critical path, once.", el("div", { class: "scroll" }, table), remarks);
+  const known = [data.whole].filter(isKnown);
+  const legend = known.length ? kindLegend(known) : null;
+  const help = "Every millisecond of the critical path, once; hover over a bar for what is behind it.";
+  return panel("steps", "Steps", help, el("div", { class: "scroll" }, table), legend, ...whys, remarks);
 }
 
-function stepRow(kind, title, time, share, whyNot) {
+/** One row; its bar is as long as `time` of `longest`. */
+function stepRow(kind, title, time, { shares = null, whyNot = null } = {}, longest = time, series = null) {
   const none = !time;
+  const known = time && isKnown(shares);
+  let wide = whyNot ? `didn't happen: ${whyNot}` : "";
+  if (known) wide = kindBar(shares, time / longest);
+  else if (time && series) wide = bar(time / longest, series);
   return el(
     "tr",
-    { class: none ? `${kind} none` : kind, title: whyNot },
+    { class: none ? `${kind} none` : kind },
     el("th", { scope: "row" }, title),
     el("td", { class: "number" }, none ? "–" : (time / 1e6).toFixed(3)),
     el("td", { class: "number" }, none ? "" : percent(time, data.wall)),
-    el("td", { class: "wide" }, share ?? (whyNot ? `didn't happen: ${whyNot}` : "")),
+    el("td", { class: "kind" }, known ? verdict(shares) : ""),
+    el("td", { class: "wide" }, wide),
   );
+}
+
+// The critical path -------------------------------------------------------------------------
+
+const HANDOVERS = {
+  woke: "woke the next one",
+  forked: "made the next one",
+  "went on": "went on",
+  ended: "ended the start",
+};
+
+function chainPanel() {
+  const help = "From the exec on, each link is a thread that all that came later waited for.";
+  if (!data.chain.length) return panel("path", "Critical path", help, missing("It wasn't recorded who woke whom."));
+  const longest = Math.max(...data.chain.map(({ from, to }) => to - from));
+  const rows = data.chain.map((link) => {
+    const process = data.processes[link.process];
+    const show = () => {
+      view.show(link.from, link.to);
+      document.getElementById("timeline").scrollIntoView();
+    };
+    const when = el("button", { type: "button", class: "link", title: "Show on the timeline", onclick: show }, seconds(link.from));
+    const beside = link.beside.map(([number, busy, slack]) =>
+      el("div", {}, `${whoIs(data.processes[number])} ran ${duration(busy)}, slack ${duration(slack)}`));
+    return el(
+      "tr",
+      {},
+      el("td", { class: "number" }, when),
+      el("td", { class: "number" }, duration(link.to - link.from)),
+      el("th", { scope: "row" }, whoIs(process), link.thread ? `, ${link.thread}` : ""),
+      el("td", {}, substepTitle(link.substep)),
+      el("td", { class: "wide" }, kindBar(link.shares, (link.to - link.from) / longest)),
+      el("td", { class: "kind" }, HANDOVERS[link.handover] ?? link.handover),
+      el("td", { class: "small" }, ...beside),
+    );
+  });
+  const titles = ["from", "for", "thread", "sub-step", "what it went to", "then it", "beside it"];
+  const table = el("table", { "aria-label": "Critical path" }, headRow(titles, [0, 1]), el("tbody", {}, ...rows));
+  const legend = kindLegend(data.chain.map(({ shares }) => shares));
+  return panel("path", "Critical path", help, el("div", { class: "scroll" }, table), legend);
+}
+
+// Waits and the network -----------------------------------------------------------------------
+
+const column = (title, index, text) => ({
+  title,
+  number: true,
+  value: (row) => row[index],
+  text: (row) => text(row[index]),
+});
+const words = (title, text, className = null) => ({ title, value: text, text, class: className });
+const contains = (columns) => (row, sought) =>
+  columns.some(({ text }) => text && text(row).toLowerCase().includes(sought));
+
+function waitsPanel() {
+  const help = "All waits of main threads, and those of at least 1 ms of the others.";
+  if (!data.waits.length) return panel("waits", "Waits", "", missing("Waits were not recorded."));
+  const texts = [
+    words("process", (row) => whoIs(data.processes[row[0]])),
+    words("thread", (row) => row[1]),
+    words("for", (row) => (row[2] < 0 ? "Poll" : kindTitle(row[2])), "kind"),
+    words("in", (row) => row[3]),
+  ];
+  const numbers = [
+    column("times", 4, (count) => `${count}`),
+    column("in all", 5, duration),
+    column("longest", 6, duration),
+    column("then for a core", 7, (time) => (time ? duration(time) : "")),
+  ];
+  const table = sortedTable([...texts, ...numbers], data.waits, { sort: 5, keep: contains(texts), label: "Waits" });
+  return panel("waits", "Waits", help, table);
+}
+
+function networkPanel() {
+  if (!data.network.length) return null;
+  const texts = [
+    words("process", (row) => whoIs(data.processes[row[0]])),
+    words("what", (row) => row[1]),
+    words("of", (row) => row[2]),
+  ];
+  const numbers = [column("at", 3, seconds), column("took", 4, duration), column("error", 5, (error) => (error ? `${error}` : ""))];
+  const table = sortedTable([...texts, ...numbers], data.network, { sort: 4, keep: contains(texts), label: "Network" });
+  return panel("network", "Network", "Connects to internet addresses, and look-ups of names.", table);
 }
 
 // The flame graph ---------------------------------------------------------------------------
@@ -300,10 +481,9 @@ const missing = (text) => el("p", { class: "note" }, text);
 function filesPanel() {
   const { rows, others } = data.files;
   if (!rows.length) return panel("files", "Files", "", missing("No file was seen."));
-  const column = (title, index, text) => ({ title, number: true, value: (row) => row[index], text: (row) => text(row[index]) });
   const columns = [
-    { title: "file", value: (row) => row[0], text: (row) => row[0], class: "path" },
-    { title: "kind", value: (row) => row[1], text: (row) => row[1], class: "kind" },
+    words("file", (row) => row[0], "path"),
+    words("kind", (row) => row[1], "kind"),
     column("opens", 2, (count) => `${count}`),
     column("first at", 3, seconds),
     column("open for", 4, duration),
@@ -311,8 +491,7 @@ function filesPanel() {
     column("read", 6, (count) => (count ? bytes(count) : "")),
     column("mapped", 7, (count) => (count ? bytes(count) : "")),
   ];
-  const keep = ([path, kind], words) => `${path} ${kind}`.toLowerCase().includes(words);
-  const table = sortedTable(columns, rows, { sort: 6, keep, label: "Files" });
+  const table = sortedTable(columns, rows, { sort: 6, keep: contains(columns.slice(0, 2)), label: "Files" });
   const left = others ? `${others} files that were used less are left out.` : "";
   return panel("files", "Files", left, table);
 }
@@ -337,9 +516,35 @@ function header() {
     el("h1", {}, data.headline),
     data.command ? el("code", {}, data.command) : null,
     el("p", { class: "facts" }, ...facts),
+    el("div", { class: "figures" }, ...figures()),
   );
 }
 
-const panels = [timelinePanel(), stepsPanel(), flamePanel(), importsPanel(), filesPanel(), observationPanel()];
+/** The figures to remember. */
+function figures() {
+  const all = [];
+  if (isKnown(data.whole)) all.push([verdict(data.whole), "of the critical path"]);
+  if (data.usage) {
+    const [, one, several] = data.usage;
+    all.push([percent(one, data.wall), "of the time exactly one core was busy"]);
+    all.push([percent(several, data.wall), "of the time several were"]);
+  }
+  const [longest] = [...substeps].sort((one, other) => other.time - one.time);
+  all.push([percent(longest.time, data.wall), `went to: ${longest.title}`]);
+  all.push([percent(data.unattributed, data.wall), "unattributed"]);
+  return all.map(([figure, text]) => el("div", {}, el("b", {}, figure), text));
+}
+
+const panels = [
+  timelinePanel(),
+  stepsPanel(),
+  chainPanel(),
+  flamePanel(),
+  waitsPanel(),
+  importsPanel(),
+  filesPanel(),
+  networkPanel(),
+  observationPanel(),
+].filter(Boolean);
 const links = panels.map((section) => el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
 document.body.append(header(), el("nav", { "aria-label": "Panels" }, ...links, themeButton()), el("main", {}, ...panels), tooltip);

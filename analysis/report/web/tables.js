@@ -46,6 +46,13 @@ function sortedTable(columns, rows, { sort = 0, keep = null, label }) {
   return el("div", {}, filter, el("div", { class: "scroll" }, table), more);
 }
 
+/** The head of a table that isn't sorted; `numbers` tells the columns of numbers. */
+function headRow(titles, numbers) {
+  const cells = titles.map((title, index) =>
+    el("th", { scope: "col", class: numbers.includes(index) ? "number" : null }, title));
+  return el("thead", {}, el("tr", {}, ...cells));
+}
+
 function compare(one, other) {
   if (one === null || other === null) return (one === null ? -1 : 0) + (other === null ? 1 : 0);
   return one < other ? -1 : one > other ? 1 : 0;
@@ -116,11 +123,9 @@ function treeTable(roots, whole, label) {
     );
     return { row, node, open: () => node.children.length && open(), close };
   };
-  const headings = ["module", "with what it imports", "own", "share", ""];
-  const head = el("tr", {}, ...headings.map((text, index) =>
-    el("th", { scope: "col", class: index && text ? "number" : null }, text)));
+  const head = headRow(["module", "with what it imports", "own", "share", ""], [1, 2, 3]);
   const all = bySize(roots).map((root) => addRow(root, 0));
   body.append(...all.map((each) => each.row));
   for (const each of all) if (each.node.total > 0.15 * whole) each.open();
-  return el("div", { class: "scroll" }, el("table", { "aria-label": label }, el("thead", {}, head), body));
+  return el("div", { class: "scroll" }, el("table", { "aria-label": label }, head, body));
 }

@@ -165,61 +165,60 @@ class HeatLane {
   }
 }
 
-/** How busy the cores were by kind of process, one on top of the other. */
+/**
+ * In each row groups on top of one another, bucket by bucket. rows: [[{title, fill, busy}]],
+ * busy in per mille; a row is `top` high; describe(groups, index, from) gives the lines.
+ */
 class StackLane {
-  constructor(title, data, top) {
-    this.title = title;
-    this.data = data;
-    this.rows = 1;
-    this.top = top;
-    this.height = 92;
-    this.scale = { top, unit: "" };
+  constructor(title, rows, { from, bucket }, { top, rowHeight, labels = null, describe }) {
+    Object.assign(this, { title, groups: rows, from, bucket, top, rowHeight, labels, describe });
+    this.rows = rows.length;
+    this.height = this.rows * rowHeight;
   }
 
-  draw(context, view, width, height) {
-    const { groups, from, bucket } = this.data;
-    const count = groups[0]?.busy.length ?? 0;
-    const base = new Array(count).fill(0);
-    drawGrid(context, width, height, this.top);
-    groups.forEach((group, index) => {
-      context.fillStyle = whoColour(index);
-      const perPixel = (view.to - view.from) / width / bucket;
-      const step = Math.max(1, Math.floor(perPixel));
-      const first = Math.max(Math.floor((view.from - from) / bucket / step) * step, 0);
-      for (let at = first; at < count && from + at * bucket <= view.to; at += step) {
-        const until = Math.min(at + step, count);
-        let low = 0;
-        let value = 0;
-        for (let cell = at; cell < until; cell++) {
-          low += base[cell];
-          value += group.busy[cell];
-          base[cell] += group.busy[cell];
+  draw(context, view, width) {
+    const perPixel = (view.to - view.from) / width / this.bucket;
+    const step = Math.max(1, Math.floor(perPixel)); // buckets in one bar: their mean
+    const first = Math.max(Math.floor((view.from - this.from) / this.bucket / step) * step, 0);
+    this.groups.forEach((groups, row) => {
+      const floor = (row + 1) * this.rowHeight - 1;
+      const room = this.rowHeight - 4;
+      drawGrid(context, width, floor, room, this.top);
+      const count = groups[0]?.busy.length ?? 0;
+      const stacked = new Array(count).fill(0);
+      for (const group of groups) {
+        context.fillStyle = group.fill();
+        for (let at = first; at < count && this.from + at * this.bucket <= view.to; at += step) {
+          const until = Math.min(at + step, count);
+          let low = 0;
+          let value = 0;
+          for (let cell = at; cell < until; cell++) {
+            low += stacked[cell];
+            value += group.busy[cell];
+            stacked[cell] += group.busy[cell];
+          }
+          if (!value) continue;
+          const size = (sum) => (sum / (until - at) / 1000 / this.top) * room;
+          const left = view.x(this.from + at * this.bucket, width);
+          const right = view.x(this.from + until * this.bucket, width);
+          const high = size(low + value);
+          context.fillRect(left, floor - high, right - left + 0.4, high - size(low));
         }
-        if (!value) continue;
-        const y = (cores) => height - (cores / (until - at) / 1000 / this.top) * (height - 4);
-        const left = view.x(from + at * bucket, width);
-        const right = view.x(from + until * bucket, width);
-        context.fillRect(left, y(low + value), right - left + 0.4, y(low) - y(low + value));
       }
     });
   }
 
-  at(time) {
-    const { groups, from, bucket } = this.data;
-    const index = Math.floor((time - from) / bucket);
+  at(time, row) {
+    const groups = this.groups[row];
+    const index = Math.floor((time - this.from) / this.bucket);
+    if (index < 0 || index >= (groups[0]?.busy.length ?? 0)) return null;
+    const from = this.from + index * this.bucket;
     const busy = groups.filter((group) => group.busy[index]);
-    const sum = busy.reduce((total, group) => total + group.busy[index], 0);
-    const start = from + index * bucket;
-    const lines = busy.map((group) => `${group.title}: ${(group.busy[index] / 1000).toFixed(2)}`);
-    return {
-      from: start,
-      to: start + bucket,
-      lines: [`${(sum / 1000).toFixed(2)} cores busy at ${seconds(start)}`, ...lines],
-    };
+    return { from, to: from + this.bucket, lines: this.describe(busy, index, from, row) };
   }
 
   next(time, row, direction) {
-    return this.at(time + direction * this.data.bucket);
+    return this.at(time + direction * this.bucket, row);
   }
 }
 
@@ -237,7 +236,7 @@ class LineLane {
   }
 
   draw(context, view, width, height) {
-    drawGrid(context, width, height, 1);
+    drawGrid(context, width, height - 1, height - 5, 1);
     this.lines.forEach((line, index) => {
       const y = (value) => height - 1 - (value / this.top) * (height - 6);
       context.beginPath();
@@ -292,11 +291,12 @@ class LineLane {
   }
 }
 
-function drawGrid(context, width, height, parts) {
+/** Rules over `room` px above `floor`, one for each whole part. */
+function drawGrid(context, width, floor, room, parts) {
   context.fillStyle = colour("rule");
   const shown = parts > 8 ? 4 : Math.max(Math.round(parts), 1);
   for (let line = 0; line <= shown; line++) {
-    context.fillRect(0, Math.round(height - 1 - (line / shown) * (height - 5)), width, 1);
+    context.fillRect(0, Math.round(floor - (line / shown) * room), width, 1);
   }
 }
 
