@@ -186,6 +186,21 @@ def analyze(
 
 
 @cli.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--html", type=FILE, help="Write the comparison to this file as well, as a page.")
+def compare(a: str, b: str, html: Path | None) -> None:
+    """Show what differs between the starts A and B, and what is behind it.
+
+    Each is a trace, several with commas between, or a folder of traces: of several
+    the medians are held against each other, and the spread tells what counts.
+    """
+    from analysis.commands import compare
+
+    compare(a, b, html)
+
+
+@cli.command()
 def doctor() -> None:
     """Say what tracing needs here, what is missing and what mends it."""
     from tracer.doctor import examine

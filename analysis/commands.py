@@ -12,7 +12,7 @@ from analysis.start import Start
 from tracer.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 PLAIN_WIDTH = 80
 
@@ -50,6 +50,29 @@ def analyze(
     return 0
 
 
+def compare(a: str, b: str, html: Path | None = None, stream: TextIO | None = None) -> None:
+    """Print what differs between two sides (see Side.open), and write it as a page too.
+
+    Raises TraceError for what is no readable trace, UsageError for a side with no start
+    that became ready, or a page that would replace a trace.
+    """
+    from analysis.compare import compare
+    from analysis.report import comparison as reports
+    from analysis.sides import Side
+    from analysis.signature import Signatures
+
+    sides = Side.open(a), Side.open(b)
+    comparison = compare(*sides, Signatures.load())
+    if html is not None:
+        from analysis.export import write
+
+        traces = [start.path for side in sides for start in side.starts]
+        if any(html.exists() and html.samefile(trace) for trace in traces):
+            raise UsageError(f"{html} is one of the traces; choose another file")
+        write(html, reports.to_html(comparison))
+    _console(stream or sys.stdout).print(reports.report(comparison))
+
+
 def _export(start: Start, trace: Path, outputs: Mapping[str, Path]) -> None:
     from analysis.export import export
     from analysis.report.cells import in_bytes
@@ -60,16 +83,20 @@ def _export(start: Start, trace: Path, outputs: Mapping[str, Path]) -> None:
 
 
 def _print(start: Start, view: str, details: list[RenderableType], stream: TextIO) -> None:
-    from rich.console import Console
-
     from analysis.report.terminal import report
+
+    console = _console(stream)
+    for part in details or [report(start, view)]:
+        console.print(part)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
 
     if isinstance(stream, TextIOWrapper):  # names may hold what its encoding doesn't
         stream.reconfigure(errors="replace")
     width = None if stream.isatty() else PLAIN_WIDTH
-    console = Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
-    for part in details or [report(start, view)]:
-        console.print(part)
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _details(

@@ -30,17 +30,18 @@ def export(start: Start, trace: Path, outputs: Mapping[str, Path]) -> Iterator[t
     for name, output in outputs.items():
         made = getattr(import_module(f"analysis.report.{name}"), f"to_{name}")(start)
         if name != "csv":
-            yield output, _write(output, made)
+            yield output, write(output, made)
             continue
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ColdtraceError(f"can't make {output}: {error.strerror}") from error
         for file, text in made:
-            yield output / file, _write(output / file, text)
+            yield output / file, write(output / file, text)
 
 
-def _write(path: Path, text: str) -> int:
+def write(path: Path, text: str) -> int:
+    """Write `text` to `path`, which it replaces; return its bytes. Raises ColdtraceError."""
     data = text.encode()
     try:
         path.write_bytes(data)

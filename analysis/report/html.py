@@ -29,9 +29,14 @@ def to_html(start: Start) -> str:
     return document(str(data["headline"]), data, SCRIPTS)
 
 
-def document(title: str, data: Mapping[str, object], scripts: Sequence[str]) -> str:
-    """A page that shows `data` by `scripts`, files of the folder web."""
-    style = (FOLDER / "page.css").read_text()
+def document(
+    title: str,
+    data: Mapping[str, object],
+    scripts: Sequence[str],
+    styles: Sequence[str] = ("page.css",),
+) -> str:
+    """A page that shows `data` by `scripts` and `styles`, files of the folder web."""
+    style = "".join((FOLDER / name).read_text() for name in styles)
     code = "\n".join(['"use strict";', *((FOLDER / name).read_text() for name in scripts)])
     policy = (
         f"default-src 'none'; img-src data:; script-src {_digest(code)}; style-src {_digest(style)}"
