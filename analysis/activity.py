@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from probes.events import BUCKET_NS, WaitState
@@ -46,10 +46,10 @@ class Span:
     def cut(self, start_ns: int, end_ns: int) -> Span:
         """What of it lies from `start_ns` to `end_ns`, which are within; the parts of
         a span have together what it has."""
-        if (start_ns, end_ns) == (self.start_ns, self.end_ns):
+        if start_ns == self.start_ns and end_ns == self.end_ns:
             return self
-        ran_ns = self._ran_until(end_ns) - self._ran_until(start_ns)
-        return replace(self, start_ns=start_ns, end_ns=end_ns, ran_ns=ran_ns)
+        ran_ns = self._ran_until(end_ns) - self._ran_until(start_ns) if self.ran_ns else 0
+        return Span(start_ns, end_ns, self.state, ran_ns, self.wait)
 
     def _ran_until(self, moment_ns: int) -> int:
         return self.ran_ns * (moment_ns - self.start_ns) // self.duration_ns
@@ -98,7 +98,12 @@ class Activity:
     def _with_ran(self, spans: list[Span]) -> Iterator[Span]:
         """`spans` where those between waits are cut into buckets, and have run as long
         as each bucket says."""
-        pieces = [piece for span in spans for piece in self._in_buckets(span)]
+        pieces: list[Span] = []
+        for span in spans:
+            if span.wait is None:
+                pieces += self._in_buckets(span.start_ns, span.end_ns)
+            else:
+                pieces.append(span)
         free_ns: dict[int, int] = {}
         for piece in pieces:
             if piece.wait is None:
@@ -110,31 +115,27 @@ class Activity:
                 yield piece
                 continue
             bucket = piece.start_ns // BUCKET_NS
-            ran_ns, free = min(self._buckets.get(bucket, 0), free_ns[bucket]), free_ns[bucket]
+            free = free_ns[bucket]
+            ran_ns = min(self._buckets.get(bucket, 0), free)
             before_ns = shared_ns.get(bucket, 0)
             after_ns = shared_ns[bucket] = before_ns + piece.duration_ns
             share_ns = ran_ns * after_ns // free - ran_ns * before_ns // free
             yield Span(piece.start_ns, piece.end_ns, State.RAN, share_ns)
 
-    def _in_buckets(self, span: Span) -> Iterator[Span]:
-        """`span`, if it is none of a wait, cut at the edges of the buckets that are
-        known: it may last for months before the first one."""
-        if span.wait is not None:
-            yield span
-            return
-        at_ns = span.start_ns
-        index = bisect_left(self._known_buckets, at_ns // BUCKET_NS)
-        while at_ns < span.end_ns:
-            end_ns = span.end_ns
+    def _in_buckets(self, start_ns: int, end_ns: int) -> Iterator[Span]:
+        """That time, cut at the edges of the buckets that are known: it may last for
+        months before the first one."""
+        index = bisect_left(self._known_buckets, start_ns // BUCKET_NS)
+        while start_ns < end_ns:
+            until_ns = end_ns
             if index < len(self._known_buckets):
-                bucket = self._known_buckets[index]
-                if bucket * BUCKET_NS <= at_ns:
-                    end_ns = min((bucket + 1) * BUCKET_NS, end_ns)
+                bucket_ns = self._known_buckets[index] * BUCKET_NS
+                if bucket_ns <= start_ns:
+                    bucket_ns += BUCKET_NS
                     index += 1
-                else:
-                    end_ns = min(bucket * BUCKET_NS, end_ns)
-            yield Span(at_ns, end_ns, State.RAN)
-            at_ns = end_ns
+                until_ns = min(bucket_ns, end_ns)
+            yield Span(start_ns, until_ns, State.RAN)
+            start_ns = until_ns
 
 
 def _waited(waits: Iterable[Wait], start_ns: int, end_ns: int) -> Iterator[Span]:

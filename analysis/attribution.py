@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from errno import EINPROGRESS
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
@@ -24,6 +25,8 @@ RUNNABLE = Doing("runnable")
 THROTTLED = Doing("throttled")
 DRIVER_CALL = Doing("gpu", "driver call")
 SHORT = Doing("other_wait", "waits of less than 1 ms")
+OTHER_FILES = "other files"
+"""Those that aren't told by name."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 SOON_NS = 1_000_000_000
 """What follows a look-up or connect later than that may have nothing to do with it."""
@@ -209,28 +212,43 @@ class Attributor:
 
 
 class _Files:
-    """Which file a process's main thread waited for: the one of which most came into
-    the page cache meanwhile."""
+    """Which file a process waited for: the one of which most came into the page cache
+    meanwhile."""
 
     def __init__(self, trace: Trace) -> None:
         known: list[File | CachedFile] = [*trace.cached_files(), *trace.files()]
-        self._paths = {(file.device, file.inode): file.path for file in known}
-        self._added: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
+        paths = {(file.device, file.inode): file.path for file in known}
+        by_number = _unique((file.inode, file.path) for file in known)
+        added: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
         for pages in trace.page_cache():
-            files = self._added.setdefault((pages.process_id, pages.ts_ns // BUCKET_NS), {})
+            files = added.setdefault((pages.process_id, pages.ts_ns // BUCKET_NS), {})
             inode = (pages.device, pages.inode)
             files[inode] = files.get(inode, 0) + pages.added_bytes
+        self._most: dict[tuple[int, int], tuple[int, str]] = {}
+        for bucket, files in added.items():
+            inode = max(files, key=files.__getitem__)
+            # an overlay shows its layers' inodes as those of a device of its own
+            path = paths.get(inode) or by_number.get(inode[1]) or OTHER_FILES
+            self._most[bucket] = files[inode], path
 
     def read(self, process_id: int, start_ns: int, end_ns: int) -> str | None:
-        """The path, or what else is known of it; None where nothing is."""
-        added: dict[tuple[int, int], int] = {}
-        for bucket in range(start_ns // BUCKET_NS, max(end_ns - 1, start_ns) // BUCKET_NS + 1):
-            for inode, count in self._added.get((process_id, bucket), {}).items():
-                added[inode] = added.get(inode, 0) + count
-        if not added:
-            return None
-        device, number = inode = max(added, key=added.__getitem__)
-        return self._paths.get(inode) or f"inode {number} of device {device}"
+        """The path, or that it is another file; None where nothing was read."""
+        first, last = start_ns // BUCKET_NS, max(end_ns - 1, start_ns) // BUCKET_NS
+        most = [
+            self._most[process_id, bucket]
+            for bucket in range(first, last + 1)
+            if (process_id, bucket) in self._most
+        ]
+        return max(most)[1] if most else None
+
+
+def _unique(pairs: Iterable[tuple[int | None, str]]) -> dict[int, str]:
+    """What is told of a number that stands for one thing only."""
+    told: dict[int, set[str]] = {}
+    for number, text in pairs:
+        if number is not None:
+            told.setdefault(number, set()).add(text)
+    return {number: min(texts) for number, texts in told.items() if len(texts) == 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +259,13 @@ class _Call:
     end_ns: int
     name: str
     is_local: bool
+    goes_on: bool
+    """It had not yet come about when it returned."""
+
+    def is_polled(self, wait: Wait) -> bool:
+        """Whether a wait for one of several things was for this."""
+        is_inside = self.ts_ns <= wait.ts_ns < self.end_ns
+        return is_inside or (self.goes_on and wait.ts_ns - self.end_ns < SOON_NS)
 
 
 class _Networks:
@@ -253,33 +278,31 @@ class _Networks:
         calls_made: list[Connection | Lookup] = [*trace.connections(), *trace.lookups()]
         for call in sorted(calls_made, key=lambda call: call.ts_ns):
             thread = (call.process_id, call.tid)
-            is_local = False
+            is_local = goes_on = False
             if isinstance(call, Lookup):
                 looked_up[thread] = call
                 name = call.name
             else:
                 is_local = call.address.startswith(LOOPBACK)
+                goes_on = call.error == EINPROGRESS
                 name = _host(call, looked_up.get(thread))
             calls = self._calls.setdefault(thread, [])
-            calls.append(_Call(call.ts_ns, call.end_ns, name, is_local))
+            calls.append(_Call(call.ts_ns, call.end_ns, name, is_local, goes_on))
 
     def told(self, process_id: int, wait: Wait, doing: Doing) -> Doing:
         """`doing` by the thread's last look-up or connect before the end of its wait,
         else by its waker: a peer on this machine, or not."""
-        call = self._last_call(process_id, wait, doing.kind == POLL)
-        if call is not None:
+        call = self._last_call(process_id, wait)
+        if call is not None and (doing.kind != POLL or call.is_polled(wait)):
             return Doing("pipe" if call.is_local else "network", call.name)
         if wait.waker_pid in self._pids and is_woken_by_thread(wait):
             return Doing("pipe", doing.what)
         return Doing("other_wait", doing.what) if doing.kind == POLL else doing
 
-    def _last_call(self, process_id: int, wait: Wait, only_soon: bool) -> _Call | None:
-        """A poll long after a call, `only_soon`, may be for anything."""
+    def _last_call(self, process_id: int, wait: Wait) -> _Call | None:
         calls = self._calls.get((process_id, wait.tid), [])
         index = bisect_right(calls, wait.woken_ns, key=lambda call: call.ts_ns) - 1
-        if index < 0 or (only_soon and wait.ts_ns - calls[index].end_ns > SOON_NS):
-            return None
-        return calls[index]
+        return calls[index] if index >= 0 else None
 
 
 def _host(connection: Connection, before: Lookup | None) -> str:

@@ -9,7 +9,7 @@ waited for that no thread ended (a disk, the time, a network) is its own time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
@@ -38,6 +38,8 @@ class _Stretch:
     process_id: int
     tid: int
     handover: str
+    owner: int | None
+    """The process, None for a tool of one."""
     substep: str | None = None
 
     @property
@@ -49,6 +51,7 @@ class CriticalPath:
     """The chain of one start from `begin_ns` to `end_ns`.
 
     segments: the partition, which names the chain's moments and its last thread.
+    parts: the processes that are parts of the server, not tools of one.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class CriticalPath:
         trace: Trace,
         attributor: Attributor,
         segments: Sequence[Segment],
+        parts: Set[int],
         begin_ns: int,
         end_ns: int,
     ) -> None:
         self._trace = trace
         self._attributor = attributor
         self._segments = segments
+        self._parts = parts
         self._begin_ns = begin_ns
         self._end_ns = end_ns
         self._followed: dict[tuple[int, int], list[Wait]] = {}
@@ -95,7 +100,8 @@ class CriticalPath:
                 from_ns = self._begin_ns
             from_ns = min(max(from_ns, self._begin_ns), at_ns)
             if from_ns < at_ns:
-                chain.append(_Stretch(from_ns, at_ns, process_id, tid, handover))
+                owner = process_id if process_id in self._parts else None
+                chain.append(_Stretch(from_ns, at_ns, process_id, tid, handover, owner))
             at_ns = from_ns
             if wait is not None:
                 process_id, tid = self._waker(wait) or (process_id, tid)
@@ -181,14 +187,15 @@ class CriticalPath:
             longest.process_id,
             longest.tid,
             longest.substep,
-            parts[-1].handover,
+            next(part.handover for part in reversed(parts) if part.owner == longest.owner),
             tally.shares(),
+            tuple(dict.fromkeys(part.process_id for part in parts)),
             tuple(_beside(busy, {part.process_id for part in parts}, start_ns, end_ns)),
         )
 
 
 def _gathered(stretches: Sequence[_Stretch], least_ns: int) -> Iterator[list[_Stretch]]:
-    """`stretches` in runs of one process and sub-step; a run shorter than `least_ns` is
+    """`stretches` in runs of one owner and sub-step; a run shorter than `least_ns` is
     a part of the one before it, or of the first."""
     runs: list[list[_Stretch]] = []
     for stretch in stretches:
@@ -217,7 +224,7 @@ def _longest(run: Sequence[_Stretch]) -> _Stretch:
 
 
 def _fits(one: _Stretch, other: _Stretch) -> bool:
-    return (one.process_id, one.substep) == (other.process_id, other.substep)
+    return (one.owner, one.substep) == (other.owner, other.substep)
 
 
 def _beside(busy: dict[int, _Busy], own: set[int], start_ns: int, end_ns: int) -> Iterator[Beside]:

@@ -153,6 +153,9 @@ class Link:
     substep: str | None
     handover: str
     times: TimeShares
+    process_ids: tuple[int, ...]
+    """All that were on the path meanwhile: a link that isn't worth one of its own is told
+    with the one before it, and so are tools that follow one another."""
     beside: tuple[Beside, ...]
 
     @property

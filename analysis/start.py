@@ -134,7 +134,10 @@ class Start:
     @cached_property
     def critical_path(self) -> tuple[Link, ...]:
         """From the exec to the end, by time, through who woke whom."""
-        path = CriticalPath(self.trace, self.attributor, self.segments, self.begin_ns, self.end_ns)
+        parts = frozenset(filter(self.is_part, self.trace.processes))
+        path = CriticalPath(
+            self.trace, self.attributor, self.segments, parts, self.begin_ns, self.end_ns
+        )
         return tuple(path.links())
 
     @cached_property

@@ -87,6 +87,7 @@ def _globs(patterns: str) -> re.Pattern[str]:
 
 _WAITS = tuple((Doing(kind, what), _globs(names)) for kind, what, names in WAITS)
 _ENTRY = _globs("entry_SYSCALL_64* do_syscall_64 x64_sys_call el0* invoke_syscall do_el0_svc")
+_SUFFIX = re.compile(r"[.+]")  # of a compiler (.isra.0) or an address (+0x10)
 _PLACES = tuple((kind, _globs(names)) for kind, names in PLACES)
 
 
@@ -94,7 +95,7 @@ def waited_in(kernel: tuple[str, ...], state: WaitState) -> Doing:
     """What a wait with the stack `kernel` was in; unknown where there is no stack."""
     if state is WaitState.STOPPED:
         return STOPPED
-    names = [name.partition("+")[0] for name in kernel]
+    names = [_SUFFIX.split(name, 1)[0] for name in kernel]
     for doing, pattern in _WAITS:
         if any(map(pattern.match, names)):
             return doing

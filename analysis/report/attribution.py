@@ -134,8 +134,10 @@ def critical_path_report(start: Start) -> RenderableType:
 def _link_title(start: Start, link: Link) -> str:
     lives = {life.id: life for life in start.result.processes}
     mark = "" if link.handover == "ended" else "└─"
+    others = len(link.process_ids) - 1
+    name = who(start, lives[link.process_id]) + (f" and {others} more" if others else "")
     passed = {"woke": " (woke the next)", "forked": " (made the next)"}.get(link.handover, "")
-    return f"{mark}{who(start, lives[link.process_id])}: {_title(start.result, link)}{passed}"
+    return f"{mark}{name}: {_title(start.result, link)}{passed}"
 
 
 def _title(result: Result, link: Link) -> str:

@@ -109,6 +109,7 @@ def _link(link: Link, result: Result) -> dict[str, Any]:
         "end_s": _seconds(link.end_ns - result.start_ns),
         "pid": pids[link.process_id],
         "tid": link.tid,
+        "pids": [pids[process_id] for process_id in link.process_ids],
         "substep": link.substep,
         "handover": link.handover,
         **_shares(link.times),
