@@ -10,6 +10,7 @@ from pathlib import Path
 from analysis.signature import Signatures
 from analysis.start import Start
 from probes.events import (
+    BUCKET_NS,
     Event,
     FunctionSeen,
     ModuleExecuted,
@@ -20,6 +21,9 @@ from probes.events import (
     ProcessId,
     SampleCause,
     StackSampled,
+    ThreadRan,
+    ThreadWaited,
+    WaitState,
 )
 from tracer.trace import TraceWriter
 
@@ -195,6 +199,45 @@ class Story:
 
     def wait(self, ms: float, stack: str, process: ProcessId = ROOT) -> Story:
         return self.sample(ms, stack, process, SampleCause.WAIT)
+
+    def ran(self, ms: float, end_ms: float, process: ProcessId = ROOT, tid: int = 0) -> Story:
+        """A thread, the main one by default, was on a core, in the trace's buckets."""
+        at_ns, tid = at(ms), tid or process.pid
+        while at_ns < at(end_ms):
+            bucket_ns = at_ns // BUCKET_NS * BUCKET_NS
+            end_ns = min(bucket_ns + BUCKET_NS, at(end_ms))
+            self.events.append(ThreadRan(bucket_ns, process, tid, 0, end_ns - at_ns))
+            at_ns = end_ns
+        return self
+
+    def off(
+        self,
+        ms: float,
+        end_ms: float,
+        kernel: str = "",
+        process: ProcessId = ROOT,
+        tid: int = 0,
+        woken_ms: float | None = None,
+        waker: ProcessId | None = None,
+        waker_tid: int = 0,
+        state: WaitState = WaitState.SLEEPING,
+    ) -> Story:
+        """A thread was off the cores; `kernel` is written innermost first."""
+        woken_ns = at(end_ms if woken_ms is None else woken_ms)
+        waker_pid = waker.pid if waker else None
+        thread = (process, tid or process.pid, state, tuple(kernel.split()))
+        by = (waker_pid, waker_tid or waker_pid)
+        self.events.append(ThreadWaited(at(ms), at(end_ms), woken_ns, *thread, *by))
+        return self
+
+    def place(
+        self, ms: float, place: str, process: ProcessId = ROOT, tid: int = 0, stack: str = ""
+    ) -> Story:
+        """A sample on a core found a thread at `place`."""
+        frames = tuple(self.key(name, process) for name in reversed(stack.split()))
+        cause, tid = SampleCause.ON_CPU, tid or process.pid
+        self.events.append(StackSampled(at(ms), process, tid, 0, cause, frames, False, place))
+        return self
 
     def body(
         self,
