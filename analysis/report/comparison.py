@@ -39,7 +39,7 @@ def report(comparison: Comparison) -> RenderableType:
         if lines:
             change = _signed(difference.difference_ns)
             parts.append(Text(f"\n{difference.title}, {change} s in B:", style="bold"))
-            parts += [Padding(Text(line), (0, 0, 0, 2)) for line in lines]
+            parts += [Padding(Text(line), (0, 0, 0, 2), expand=False) for line in lines]
     return Group(*parts)
 
 

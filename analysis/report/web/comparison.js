@@ -1,19 +1,15 @@
 // The page of a comparison. All times are µs.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const longest = Math.max(
-  1,
-  ...[...data.substeps].flatMap((row) => [...row.a, ...row.b]),
-);
 const signed = (micros) => `${micros < 0 ? "−" : "+"}${seconds(Math.abs(micros))}`;
 const difference = (row) => row.medians[1] - row.medians[0];
 const SIDES = [
   ["A", "a", 0],
-  ["B", "b", 3],
+  ["B", "b", 1],
 ];
 
-/** A side's bar: the median's length, with a tick for each of its starts. */
-function sideBar(name, values, median, series) {
+/** A side's bar: the median's length of the `longest`, with a tick for each of its starts. */
+function sideBar(name, values, median, series, longest) {
   const bar = el("span", { class: "side", tabindex: 0, role: "img", "aria-label": `${name} ${seconds(median)}` });
   const fill = el("i");
   fill.style.width = `${(100 * median) / longest}%`;
@@ -31,25 +27,27 @@ function sideBar(name, values, median, series) {
   return bar;
 }
 
-function substepRow(row) {
+/** The row of a sub-step and, where there is any, one of what is behind it. */
+function substepRows(row, longest) {
   const bars = SIDES.map(([name, side, series], index) =>
-    sideBar(name, row[side], row.medians[index], series),
+    sideBar(name, row[side], row.medians[index], series, longest),
   );
-  const behind = row.behind.length
-    ? el("ul", {}, ...row.behind.map((line) => el("li", {}, line)))
-    : null;
-  return el(
+  const told = el(
     "tr",
-    { class: row.beyond ? "beyond" : "within" },
-    el("th", { scope: "row" }, row.title, behind),
+    { class: row.beyond ? "beyond" : null },
+    el("th", { scope: "row" }, row.title),
     el("td", { class: "bars" }, ...bars),
     ...row.medians.map((median) => el("td", { class: "number" }, seconds(median))),
     el("td", { class: "number" }, signed(difference(row))),
     el("td", { class: "number" }, seconds(row.spread)),
   );
+  if (!row.behind.length) return [told];
+  const lines = row.behind.map((line) => el("li", {}, line));
+  return [told, el("tr", { class: "behind" }, el("td", { colspan: 6 }, el("ul", {}, ...lines)))];
 }
 
 function table(rows) {
+  const longest = Math.max(1, ...rows.flatMap((row) => [...row.a, ...row.b]));
   const titles = ["step", "", "A", "B", "B − A", "spread"];
   const head = titles.map((title, index) =>
     el("th", { scope: "col", class: index > 1 ? "number" : null }, title),
@@ -58,7 +56,7 @@ function table(rows) {
     "table",
     { class: "comparison" },
     el("thead", {}, el("tr", {}, ...head)),
-    el("tbody", {}, ...rows.map(substepRow)),
+    el("tbody", {}, ...rows.flatMap((row) => substepRows(row, longest))),
   );
 }
 
