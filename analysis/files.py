@@ -6,9 +6,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from analysis.start import Start
-from tracer.trace import File
+from tracer.trace import CachedFile, File
 
 UNCLASSED = "other"
+
+Inode = tuple[int | None, int | None]
+"""A device and a number on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,9 @@ class FileUse:
     """One file, all its opens in all processes taken together.
 
     `open_ns` is the time from open to close, added up over `opens`; one that
-    was still open counts until the end of the start.
+    was still open counts until the end of the start. `added_bytes` of it came into the
+    page cache, as a rule from its device; `cached_bytes` were there before the start.
+    None stands for what nobody saw.
     """
 
     path: str
@@ -28,6 +33,9 @@ class FileUse:
     size_bytes: int | None
     read_bytes: int
     mapped_bytes: int
+    added_bytes: int | None
+    cached_bytes: int | None
+    file_system: str | None
 
     @property
     def used_bytes(self) -> int:
@@ -44,12 +52,32 @@ def files_of(start: Start, spans: list[tuple[int, int]] | None = None) -> list[F
     for file in start.trace.files():
         if file.ts_ns < start.end_ns and (spans is None or _inside(file.ts_ns, spans)):
             opens.setdefault(file.path, []).append(file)
-    uses = [_use(start, path, files) for path, files in opens.items()]
+    added = _added(start, spans)
+    cached = {file.path: file for file in start.trace.cached_files()}
+    uses = [_use(start, path, files, added, cached.get(path)) for path, files in opens.items()]
     return sorted(uses, key=lambda use: (-use.used_bytes, use.first_ns))
 
 
-def _use(start: Start, path: str, files: list[File]) -> FileUse:
+def _added(start: Start, spans: list[tuple[int, int]] | None) -> dict[Inode, int] | None:
+    """What came into the page cache, by device and inode; None where that wasn't watched."""
+    pages = start.trace.page_cache()
+    added: dict[Inode, int] = {}
+    for each in pages:
+        if spans is None or _inside(each.ts_ns, spans):
+            inode = (each.device, each.inode)
+            added[inode] = added.get(inode, 0) + each.added_bytes
+    return added if pages else None
+
+
+def _use(
+    start: Start,
+    path: str,
+    files: list[File],
+    added: dict[Inode, int] | None,
+    cached: CachedFile | None,
+) -> FileUse:
     kind = start.signatures.file_class(path)
+    inodes = {(file.device, file.inode) for file in files if file.inode is not None}
     closed_ns = (start.end_ns if file.closed_ns is None else file.closed_ns for file in files)
     return FileUse(
         path,
@@ -63,6 +91,9 @@ def _use(start: Start, path: str, files: list[File]) -> FileUse:
         max((file.size_bytes for file in files if file.size_bytes is not None), default=None),
         sum(file.read_bytes for file in files),
         sum(file.mapped_bytes for file in files),
+        sum(added.get(inode, 0) for inode in inodes) if added is not None and inodes else None,
+        cached.cached_bytes if cached else None,
+        cached.file_system if cached else None,
     )
 
 

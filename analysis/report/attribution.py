@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from os.path import basename
 
@@ -11,8 +11,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis.report.cells import add_time, in_seconds, safe, time_table, who
-from analysis.result import BOUNDS, Attribution, Cores, Link, Result, Share, TimeShares
+from analysis.report.cells import add_time, in_seconds, role_title, safe, time_table
+from analysis.result import (
+    BOUNDS,
+    UNATTRIBUTED,
+    Attribution,
+    Cores,
+    Link,
+    ProcessLife,
+    Result,
+    Share,
+    TimeShares,
+)
 from analysis.start import Start
 from tracer.text import escape
 
@@ -21,6 +31,7 @@ LEAST_SHARE = 0.005
 """A part below this share of the whole isn't named."""
 
 BOUND_TITLES = {"cpu": "CPU", "gpu": "GPU"}
+HANDOVERS = {"woke": "woke", "forked": "made"}
 KIND_TITLES = {
     "python": "Python",
     "native": "native code",
@@ -115,41 +126,40 @@ def share_table(shares: TimeShares) -> Table:
 def critical_path_report(start: Start) -> RenderableType:
     """The chain from the end of the start back to its exec, the last link first."""
     result = start.result
+    title = Text("Critical path, the last link first", style="bold")
     if not result.critical_path:
-        return Text("The critical path isn't known: waits were not recorded.")
+        return Group(title, Text("It isn't known: waits were not recorded."))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("until", "seconds", "mostly"):
-        table.add_column(name, justify="left" if name == "mostly" else "right", no_wrap=True)
-    table.add_column("link", no_wrap=True, overflow="ellipsis", width=49)
+    table.add_column("until", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("mostly", no_wrap=True)
+    table.add_column("link", no_wrap=True, overflow="ellipsis", width=43)
+    table.add_column("then", no_wrap=True)
+    lives = {life.id: life for life in result.processes}
     for link in reversed(result.critical_path):
         until = f"{(link.end_ns - result.start_ns) / 1e9:.3f}"
-        seconds = f"{link.duration_ns / 1e9:.3f}"
-        table.add_row(until, seconds, verdict(link.times), safe(_link_title(start, link)))
-        for beside in _beside_lines(start, link):
-            table.add_row("", "", "", safe(beside), style="dim")
-    title = Text("Critical path, the last link first", style="bold")
+        times = (until, f"{link.duration_ns / 1e9:.3f}", verdict(link.times))
+        link_title = safe(_link_title(start, link, lives))
+        table.add_row(*times, link_title, HANDOVERS.get(link.handover, ""))
+        for beside in link.beside[:TOP_SHARES]:
+            busy, slack = in_seconds(beside.busy_ns), in_seconds(beside.slack_ns)
+            name = _short(start, lives[beside.process_id])
+            table.add_row("", "", "", safe(f"  │ {name}: {busy}, slack {slack}"), "", style="dim")
     return Group(title, table)
 
 
-def _link_title(start: Start, link: Link) -> str:
-    lives = {life.id: life for life in start.result.processes}
+def _link_title(start: Start, link: Link, lives: Mapping[int, ProcessLife]) -> str:
     mark = "" if link.handover == "ended" else "└─"
-    others = len(link.process_ids) - 1
-    name = who(start, lives[link.process_id]) + (f" and {others} more" if others else "")
-    passed = {"woke": " (woke the next)", "forked": " (made the next)"}.get(link.handover, "")
-    return f"{mark}{name}: {_title(start.result, link)}{passed}"
+    name = _short(start, lives[link.process_id])
+    if not start.is_part(link.process_id) and len(link.process_ids) > 1:
+        name = f"{name} and {len(link.process_ids) - 1} more"
+    return f"{mark}{name}: {_title(start.result, link)}"
+
+
+def _short(start: Start, life: ProcessLife) -> str:
+    return f"{role_title(start, life)} {life.pid}"
 
 
 def _title(result: Result, link: Link) -> str:
-    if link.substep is None:
-        return "unattributed"
     titles = {sub.id: sub.title for step in result.steps for sub in step.substeps}
-    return titles[link.substep]
-
-
-def _beside_lines(start: Start, link: Link) -> Iterator[str]:
-    lives = {life.id: life for life in start.result.processes}
-    for beside in link.beside[:TOP_SHARES]:
-        name = who(start, lives[beside.process_id])
-        busy, slack = in_seconds(beside.busy_ns), in_seconds(beside.slack_ns)
-        yield f"    beside {name}: {busy}, slack {slack}"
+    return titles[link.substep] if link.substep else UNATTRIBUTED

@@ -163,7 +163,11 @@ _TABLES: dict[str, tuple[str, Callable[[Start], Iterator[Row]]]] = {
     "segments": ("from_s to_s pid step substep function", _segments),
     "processes": ("pid parent_pid role program start_s end_s wait_status", _processes),
     "imports": ("pid depth module package file start_s total_s own_s", _imports),
-    "files": ("path kind opens first_s open_s size_bytes read_bytes mapped_bytes", _files),
+    "files": (
+        "path kind opens first_s open_s size_bytes read_bytes mapped_bytes added_bytes"
+        " cached_bytes file_system",
+        _files,
+    ),
     "cores": ("cpu from_s busy_s", _cores),
     "waits": ("pid tid from_s woken_s to_s kind what waker_pid waker_tid kernel", _waits),
     "lines": ("figure subject unit at_s value", _lines),

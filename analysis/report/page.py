@@ -257,6 +257,9 @@ def _files(start: Start) -> dict[str, Any]:
                 use.size_bytes,
                 use.read_bytes,
                 use.mapped_bytes,
+                use.added_bytes,
+                use.cached_bytes,
+                escape(use.file_system or ""),
             ]
             for use in uses[:MAX_FILES]
         ],

@@ -17,9 +17,9 @@ const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 /** Microseconds with a unit that suits them. */
 function duration(micros) {
   const size = Math.abs(micros);
-  if (size >= 1e7) return `${(micros / 1e6).toFixed(1)} s`;
-  if (size >= 1e6) return `${(micros / 1e6).toFixed(2)} s`;
-  if (size >= 1e4) return `${(micros / 1e3).toFixed(0)} ms`;
+  if (size >= 9.995e6) return `${(micros / 1e6).toFixed(1)} s`;
+  if (size >= 9.995e5) return `${(micros / 1e6).toFixed(2)} s`;
+  if (size >= 9950) return `${(micros / 1e3).toFixed(0)} ms`;
   if (size >= 1e3) return `${(micros / 1e3).toFixed(1)} ms`;
   return `${Math.round(micros)} µs`;
 }
@@ -98,10 +98,11 @@ const SERIES = 8;
 const seriesColour = (index) => colour(`series-${index % SERIES}`); // steps
 const whoColour = (index) => colour(`who-${index % SERIES}`); // processes and devices
 
-/** Ink that can be read on a colour given as #rrggbb. */
+/** Black or white, whichever has the larger contrast with a colour given as #rrggbb. */
 function inkOn(background) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(background.slice(at, at + 2), 16));
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#111" : "#fff";
+  const linear = [1, 3, 5].map((at) => (parseInt(background.slice(at, at + 2), 16) / 255) ** 2.2);
+  const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  return luminance > 0.18 ? "#111" : "#fff";
 }
 
 /** `from` and `to`, given as #rrggbb, mixed: 0 is `from`, 1 is `to`. */

@@ -43,7 +43,7 @@ const BOUND_TITLES = { cpu: "CPU", disk: "disk", gpu: "GPU", network: "network",
 /** The verdict with its figure: "CPU-bound, 83.1 %". */
 function verdict({ bound, boundTime, kinds }) {
   const whole = kinds.reduce((sum, time) => sum + time, 0);
-  if (!(bound in BOUND_TITLES)) return "unknown";
+  if (!(bound in BOUND_TITLES)) return `unknown, ${percent(boundTime, whole)}`;
   return `${BOUND_TITLES[bound]}-bound, ${percent(boundTime, whole)}`;
 }
 
@@ -249,7 +249,8 @@ function absent() {
 
 // Steps -----------------------------------------------------------------------------------
 
-const isKnown = (shares) => shares !== null && shares.bound !== "unknown";
+const isKnown = (shares) =>
+  shares !== null && shares.kinds.some((time, kind) => time && data.kinds[kind] !== "unknown");
 
 function stepsPanel() {
   const longest = Math.max(...substeps.map(({ time }) => time), 1);
@@ -325,7 +326,7 @@ function chainPanel() {
       {},
       el("td", { class: "number" }, when),
       el("td", { class: "number" }, duration(link.to - link.from)),
-      el("th", { scope: "row" }, whoIs(process), link.thread ? `, ${link.thread}` : ""),
+      el("th", { scope: "row", class: "kind" }, whoIs(process), link.thread ? `, ${link.thread}` : ""),
       el("td", {}, substepTitle(link.substep)),
       el("td", { class: "wide" }, kindBar(link.shares, (link.to - link.from) / longest)),
       el("td", { class: "kind" }, HANDOVERS[link.handover] ?? link.handover),
@@ -490,6 +491,8 @@ function filesPanel() {
     column("size", 5, bytes),
     column("read", 6, (count) => (count ? bytes(count) : "")),
     column("mapped", 7, (count) => (count ? bytes(count) : "")),
+    ...(rows.some((row) => row[8] !== null) ? [column("from disk", 8, bytes)] : []),
+    ...(rows.some((row) => row[9] !== null) ? [column("cached before", 9, bytes), words("on", (row) => row[10])] : []),
   ];
   const table = sortedTable(columns, rows, { sort: 6, keep: contains(columns.slice(0, 2)), label: "Files" });
   const left = others ? `${others} files that were used less are left out.` : "";
