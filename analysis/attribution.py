@@ -301,7 +301,7 @@ class _Networks:
 
     def _last_call(self, process_id: int, wait: Wait) -> _Call | None:
         calls = self._calls.get((process_id, wait.tid), [])
-        index = bisect_right(calls, wait.woken_ns, key=lambda call: call.ts_ns) - 1
+        index = bisect_left(calls, wait.woken_ns, key=lambda call: call.ts_ns) - 1
         return calls[index] if index >= 0 else None
 
 
