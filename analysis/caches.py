@@ -62,9 +62,10 @@ def _page_cache(trace: Trace, signatures: Signatures) -> Iterator[CacheState]:
 def _held(id_: str, title: str, files: list[CachedFile]) -> CacheState:
     systems = ", ".join(dict.fromkeys(file.file_system for file in files if file.file_system))
     where = f" on {systems}" if systems else ""
+    number = "1 file" if len(files) == 1 else f"{len(files)} files"
     size = sum(file.size_bytes for file in files)
     if any(file.cached_bytes is None for file in files):
-        detail = f"{len(files)} files{where}, whose kernel doesn't tell what is cached"
+        detail = f"{number}{where}, of which the kernel doesn't tell what is cached"
         return CacheState(id_, title, UNKNOWN, detail, None, size)
     held = sum(file.cached_bytes or 0 for file in files)
     state = PARTLY
@@ -72,7 +73,6 @@ def _held(id_: str, title: str, files: list[CachedFile]) -> CacheState:
         state = WARM
     elif held <= NOTHING * size:
         state = COLD
-    number = "1 file" if len(files) == 1 else f"{len(files)} files"
     return CacheState(id_, title, state, f"{number}{where}", held, size)
 
 

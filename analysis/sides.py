@@ -50,7 +50,11 @@ class Measured:
     @classmethod
     def open(cls, path: Path) -> Measured:
         """Read the trace in `path`; raise TraceError where it can't be read."""
-        start = Start.open(path)
+        return cls.of(path, Start.open(path))
+
+    @classmethod
+    def of(cls, path: Path, start: Start) -> Measured:
+        """What `start`, from the trace in `path`, comes to."""
         result = start.result
         titles = {sub.id: sub.title for step in result.steps for sub in step.substeps}
         spans = _spans(result.segments)
