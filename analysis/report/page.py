@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.files import files_of
 from analysis.modules import ModuleNode, time_by_package
+from analysis.report.attribution import KIND_TITLES
 from analysis.report.cells import command_line, role_title
 from analysis.report.cores import cores_of
 from analysis.report.flame import flames
@@ -44,10 +45,9 @@ def page(start: Start) -> dict[str, Any]:
         "wall": _micros(result.wall_ns),
         "steps": _steps(start),
         "unattributed": _micros(result.unattributed_ns),
-        "kinds": list(KINDS),
+        "kinds": [[kind, _capital(KIND_TITLES[kind])] for kind in KINDS],
         "whole": shares(result.attribution.whole),
         "usage": _usage(result.attribution.cores),
-        "whys": [escape(why) for why in result.attribution.whys],
         "missed": _micros(result.missed_ns),
         "remarks": list(remarks(start)),
         "processes": [_process(start, life) for life in result.processes],
@@ -63,6 +63,10 @@ def page(start: Start) -> dict[str, Any]:
         "files": _files(start),
         "observation": list(closing_lines(result)),
     }
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _micros(time_ns: int) -> int:

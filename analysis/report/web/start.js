@@ -18,25 +18,10 @@ const substepTitle = (number) =>
 
 // What times went to ----------------------------------------------------------------------
 
-const KIND_TITLES = {
-  python: "Python",
-  native: "Native code",
-  kernel: "Kernel",
-  cpu: "On a core",
-  runnable: "Waiting for a core",
-  throttled: "Throttled",
-  disk: "Disk",
-  gpu: "GPU",
-  network: "Network",
-  lock: "Lock",
-  pipe: "Pipe or socket",
-  child: "Child process",
-  sleep: "Sleep",
-  other_wait: "Other wait",
-  unknown: "Unknown",
-};
-const kindTitle = (number) => KIND_TITLES[data.kinds[number]] ?? data.kinds[number];
-const kindColour = (number) => colour(`kind-${data.kinds[number]}`);
+const kindTitle = (number) => data.kinds[number][1];
+const kindName = (number) => `kind-${data.kinds[number][0]}`; // of its colour
+const kindColour = (number) => colour(kindName(number));
+const UNKNOWN = data.kinds.findIndex(([id]) => id === "unknown");
 
 const BOUND_TITLES = { cpu: "CPU", disk: "disk", gpu: "GPU", network: "network", wait: "wait" };
 
@@ -55,7 +40,7 @@ function kindBar(shares, share) {
     if (!time) return;
     const part = el("i");
     part.style.width = `${(100 * share * time) / whole}%`;
-    part.style.background = `var(--kind-${data.kinds[kind]})`;
+    part.style.background = `var(--${kindName(kind)})`;
     element.append(part);
   });
   const lines = [
@@ -70,7 +55,7 @@ function kindBar(shares, share) {
 
 function kindLegend(all) {
   const used = data.kinds.map((_, kind) => all.some((shares) => shares.kinds[kind]));
-  return legendOf(data.kinds.map((name, kind) => [kindTitle(kind), `kind-${name}`]).filter((_, kind) => used[kind]));
+  return legendOf(data.kinds.map((_, kind) => [kindTitle(kind), kindName(kind)]).filter((_, kind) => used[kind]));
 }
 
 // The timeline ----------------------------------------------------------------------------
@@ -205,7 +190,7 @@ function threadLane() {
   const lane = new StackLane("Running or waiting", rows, data.cores, { top: 1, rowHeight: 34, labels, describe });
   lane.note = "the critical path, then the main thread of each process";
   const kinds = new Set(data.threads.flatMap(({ kinds: each }) => Object.keys(each)));
-  lane.legend = [...kinds].sort((one, other) => one - other).map((kind) => [kindTitle(kind), `kind-${data.kinds[kind]}`]);
+  lane.legend = [...kinds].sort((one, other) => one - other).map((kind) => [kindTitle(kind), kindName(kind)]);
   return lane;
 }
 
@@ -250,7 +235,7 @@ function absent() {
 // Steps -----------------------------------------------------------------------------------
 
 const isKnown = (shares) =>
-  shares !== null && shares.kinds.some((time, kind) => time && data.kinds[kind] !== "unknown");
+  shares !== null && shares.kinds.some((time, kind) => time && kind !== UNKNOWN);
 
 function stepsPanel() {
   const longest = Math.max(...substeps.map(({ time }) => time), 1);
@@ -273,12 +258,11 @@ function stepsPanel() {
     headRow(["step", "seconds", "share", "verdict", "what it went to"], [1, 2]),
     el("tbody", {}, ...rows),
   );
-  const whys = data.whys.map((why) => missing(why));
   const remarks = el("ul", { class: "remarks" }, ...data.remarks.map((text) => el("li", {}, text)));
   const known = [data.whole].filter(isKnown);
   const legend = known.length ? kindLegend(known) : null;
   const help = "Every millisecond of the critical path, once; hover over a bar for what is behind it.";
-  return panel("steps", "Steps", help, el("div", { class: "scroll" }, table), legend, ...whys, remarks);
+  return panel("steps", "Steps", help, el("div", { class: "scroll" }, table), legend, remarks);
 }
 
 /** One row; its bar is as long as `time` of `longest`. */
