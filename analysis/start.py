@@ -31,6 +31,7 @@ from analysis.stacks import Stacks
 from analysis.steps import Partition
 from analysis.timelines import Member, Threads
 from probes.events import SampleCause
+from tracer.memory import without_collection
 from tracer.trace import Module, Process, Sample, Trace
 
 DEFAULT_HZ = 99
@@ -143,6 +144,10 @@ class Start:
     @cached_property
     def result(self) -> Result:
         """What the start came to."""
+        with without_collection():
+            return self._result()
+
+    def _result(self) -> Result:
         meta = self.trace.meta
         unnamed = [segment for segment in self.segments if segment.substep is None]
         return Result(

@@ -16,6 +16,7 @@ from probes.events import SampleCause, WaitState
 from probes.source import SourceStats
 from tracer import database, schema
 from tracer.errors import TraceError
+from tracer.memory import without_collection
 from tracer.rows import (
     CachedFile,
     Connection,
@@ -78,7 +79,7 @@ class Trace:
     @classmethod
     def open(cls, path: str | Path) -> Trace:
         """Read `path` whole; raise TraceError, one clear line, where it is no trace."""
-        with database.opened(Path(path)) as connection:
+        with database.opened(Path(path)) as connection, without_collection():
             return _Reader(Path(path), connection).trace()
 
     def samples(self, process_id: int) -> list[Sample]:
