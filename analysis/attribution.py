@@ -108,17 +108,21 @@ class Attributor:
         thread = self.activities.thread(process_id, tid)
         is_main = tid == self._trace.processes[process_id].pid
         rest = UNKNOWN if is_main or not thread.is_known else SHORT
+        free_ns = ran_ns = runnable_ns = throttled_ns = 0
         for span in thread.between(start_ns, end_ns):
             if span.state is State.RAN:
-                tally.spend(RAN, span.ran_ns)
-                tally.spend(rest, span.duration_ns - span.ran_ns)
+                free_ns += span.duration_ns
+                ran_ns += span.ran_ns
             elif span.state is State.RUNNABLE:
-                throttled_ns = self._throttle.of(thread, span)
-                tally.spend(THROTTLED, throttled_ns)
-                tally.spend(RUNNABLE, span.duration_ns - throttled_ns)
+                runnable_ns += span.duration_ns
+                throttled_ns += self._throttle.of(thread, span)
             elif span.wait is not None:
                 doing = self._waited(process_id, span.wait, span.start_ns, span.end_ns)
                 tally.spend(doing, span.duration_ns)
+        tally.spend(RAN, ran_ns)
+        tally.spend(rest, free_ns - ran_ns)
+        tally.spend(THROTTLED, throttled_ns)
+        tally.spend(RUNNABLE, runnable_ns - throttled_ns)
         for doing in self._sampled(process_id, tid, start_ns, end_ns):
             tally.sample(doing)
 
