@@ -133,7 +133,7 @@ def critical_path_report(start: Start) -> RenderableType:
     table.add_column("until", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("mostly", no_wrap=True)
-    table.add_column("link", no_wrap=True, overflow="ellipsis", width=43)
+    table.add_column("link", no_wrap=True, overflow="ellipsis", width=46)
     table.add_column("then", no_wrap=True)
     lives = {life.id: life for life in result.processes}
     for link in reversed(result.critical_path):
