@@ -104,15 +104,9 @@ def _imports(start: Start) -> Iterator[Row]:
 def _files(start: Start) -> Iterator[Row]:
     for use in files_of(start):
         times = _since(start, use.first_ns), _seconds(use.open_ns)
-        yield (
-            use.path,
-            use.kind,
-            use.opens,
-            *times,
-            use.size_bytes,
-            use.read_bytes,
-            use.mapped_bytes,
-        )
+        asked = use.size_bytes, use.read_bytes, use.mapped_bytes
+        came = use.added_bytes, use.cached_bytes, use.file_system
+        yield use.path, use.kind, use.opens, *times, *asked, *came
 
 
 def _cores(start: Start) -> Iterator[Row]:

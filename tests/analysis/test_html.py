@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from analysis.report.html import to_html
 from analysis.report.page import page
 from analysis.start import Start
 from probes.events import Reading
+from tests.analysis.chromium import chromium
 from tests.analysis.hostile import END_MS, HOSTILE, hostile_story
 from tests.analysis.synthetic import Story, at
 
@@ -186,17 +186,6 @@ def test_a_long_start_makes_a_small_page_soon(tmp_path: Path) -> None:
 
 # In a browser ---------------------------------------------------------------------
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1400,900",
-)
 PANELS = (
     "timeline",
     "steps",
@@ -272,25 +261,11 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="no selenium: pip install selenium"
-    )
-    chromium, chromedriver = which("chromium"), which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
     folder = tmp_path_factory.mktemp("browser")
     file = folder / "start.html"
     file.write_text(to_html(start))
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-    try:
+    with chromium(folder) as driver:
         yield Browser(driver, file.as_uri())
-    finally:
-        driver.quit()
 
 
 def test_every_panel_is_drawn(browser: Browser) -> None:
