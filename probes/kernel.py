@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from probes.events import (
     ThreadRan,
 )
 from probes.places import KernelStacks, MappedCode, c_library
+from probes.ring import RingBuffer
 from probes.source import SourceStats, SourceUnavailable
 
 TRACEFS: Final = Path("/sys/kernel/tracing")
@@ -109,7 +111,6 @@ class KernelSource:
         self._ring_bytes = ring_bytes
         self._on_unknown = on_unknown
         self._program = program
-        self._records: list[bytes] = []
         self._undecoded = 0
         self._set_aside: Counter[str] = Counter()
         self._fetched: Counter[str] = Counter()
@@ -146,7 +147,7 @@ class KernelSource:
         if "network.bpf.c" in subjects:
             self._lookups = _LookupProbes(self._bpf)
             self._lookups.attach(os.getpid())
-        self._bpf["events"].open_ring_buffer(self._take)
+        self._ring = RingBuffer(self._bpf["events"].map_fd, self._ring_bytes)
         _give_back_memory()
 
     def follow(self, process: ProcessId) -> None:
@@ -164,9 +165,8 @@ class KernelSource:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Wait up to `timeout_s`; an exec, exit or listen ends the wait."""
-        self._bpf.ring_buffer_poll(int(timeout_s * 1000))
-        self._bpf.ring_buffer_consume()
-        events = self._decode_all()
+        self._ring.wait(timeout_s)
+        events = self._decode_all(self._ring.records())
         for event in events:
             if isinstance(event, ProcessExecuted):
                 self._looking[event.process] = (time.monotonic(), 0)
@@ -207,26 +207,25 @@ class KernelSource:
         if self._bpf is None:
             return []
         self._detach()
-        self._bpf.ring_buffer_consume()
-        self._records += self._unfinished_files()
-        self._records += self._unfinished_bodies()
-        self._records += self._unfinished_waits()
-        events = self._decode_all()
+        events = self._decode_all(
+            chain(
+                self._ring.records(),
+                self._unfinished_files(),
+                self._unfinished_bodies(),
+                self._unfinished_waits(),
+            )
+        )
         events += self._unfinished_runs()
         events += self._fetch_sums(time.monotonic_ns() + BUCKET_NS)
         self._final = self.stats()
+        self._ring.close()
         self._bpf.cleanup()
         self._bpf = None
         return events
 
     # -- records ----------------------------------------------------------
 
-    def _take(self, _context: object, data: int, size: int) -> None:
-        # bcc prints and swallows what is raised here: only copy.
-        self._records.append(ctypes.string_at(data, size))
-
-    def _decode_all(self) -> list[Event]:
-        records, self._records = self._records, []
+    def _decode_all(self, records: Iterable[bytes]) -> list[Event]:
         events: list[Event] = []
         for record in records:
             try:
