@@ -16,8 +16,8 @@ from analysis.modules import ModuleNode
 from analysis.report.cores import cores_of
 from analysis.report.folded import names_of
 from analysis.report.lines import lines_of
+from analysis.report.shares import waited_for
 from analysis.start import Start
-from analysis.waits import waited_in
 from probes.events import BUCKET_NS
 from tracer.text import escape
 
@@ -122,7 +122,7 @@ def _waits(start: Start) -> Iterator[Row]:
     for life in start.result.processes:
         for wait in trace.waits(life.id):
             kernel = trace.kernel_stacks[wait.kernel_stack_id]
-            doing = waited_in(kernel, wait.state)
+            doing = waited_for(start, life.id, wait)
             moments = wait.ts_ns, wait.woken_ns, wait.end_ns
             times = (_since(start, moment_ns) for moment_ns in moments)
             woken_by = wait.waker_pid, wait.waker_tid

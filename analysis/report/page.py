@@ -20,10 +20,11 @@ from analysis.report.flame import flames
 from analysis.report.lines import Line, lines_of
 from analysis.report.shares import link, shares, threads, waits
 from analysis.report.terminal import closing_lines, headline, remarks
-from analysis.result import KINDS, ProcessLife, SubstepTime
+from analysis.result import KINDS, ProcessLife, SourceState, SubstepTime
 from analysis.result import Cores as CoreUse
 from analysis.start import Start
 from probes.events import BUCKET_NS
+from probes.source import SourceStats
 from tracer.text import escape
 
 MAX_FILES = 3000
@@ -61,12 +62,20 @@ def page(start: Start) -> dict[str, Any]:
         "flames": flames(start, numbers, processes),
         "imports": list(_imports(start, processes)),
         "files": _files(start),
+        "sources": [_source(start, source) for source in result.sources],
         "observation": list(closing_lines(result)),
     }
 
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _source(start: Start, source: SourceState) -> list[str | int]:
+    """A source, its state, why, and its events seen and lost."""
+    counts = start.trace.counts.get(source.name, SourceStats())
+    numbers = sum(counts.seen.values()), sum(counts.lost.values())
+    return [escape(source.name), source.state, escape(source.reason or ""), *numbers]
 
 
 def _micros(time_ns: int) -> int:

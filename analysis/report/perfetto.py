@@ -21,7 +21,6 @@ from analysis.report.lines import lines_of
 from analysis.report.terminal import headline
 from analysis.result import ProcessLife, Segment
 from analysis.start import Start
-from analysis.waits import waited_in
 from probes.events import BUCKET_NS, SampleCause
 from tracer.text import escape
 from tracer.trace import Wait
@@ -150,7 +149,7 @@ class _Events:
                 continue
             if wait.tid not in tracks:
                 tracks[wait.tid] = self._track(f"{_thread(life, wait.tid)}: waits", wait.tid)
-            for name, begin_ns, end_ns in _parts(self._start, wait):
+            for name, begin_ns, end_ns in _parts(self._start, life.id, wait):
                 kernel = self._start.trace.kernel_stacks[wait.kernel_stack_id]
                 arguments: dict[str, Any] = {"kernel": escape(" ".join(kernel))}
                 if wait.waker_pid is not None:
@@ -214,11 +213,11 @@ def _thread(life: ProcessLife, tid: int) -> str:
     return "main thread" if tid == life.pid else f"thread {tid}"
 
 
-def _parts(start: Start, wait: Wait) -> Iterator[tuple[str, int, int]]:
+def _parts(start: Start, process_id: int, wait: Wait) -> Iterator[tuple[str, int, int]]:
     """A wait until it was over, and from there until a core was free."""
     end_ns = min(wait.end_ns, start.end_ns)
     woken_ns = min(wait.woken_ns, end_ns)
-    doing = waited_in(start.trace.kernel_stacks[wait.kernel_stack_id], wait.state)
+    doing = start.attributor.doing(process_id, wait)
     what = f"{doing.kind}: {escape(doing.what)}" if doing.what else doing.kind
     if wait.ts_ns < woken_ns:
         yield what, wait.ts_ns, woken_ns

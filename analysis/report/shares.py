@@ -8,12 +8,14 @@ from analysis.attribution import Tally
 from analysis.report.cells import who
 from analysis.result import KINDS, Link, TimeShares
 from analysis.start import Start
-from probes.events import BUCKET_NS
+from analysis.waits import Doing
+from probes.events import BUCKET_NS, WaitState
 from tracer.text import escape
 from tracer.trace import Wait
 
 TOP_SHARES = 8
 TOP_WAITS = 400
+PREEMPTED = Doing("runnable", "preempted")
 
 
 def shares(times: TimeShares) -> dict[str, Any]:
@@ -99,27 +101,34 @@ def _by_kind(tallies: list[Tally]) -> dict[int, list[int]]:
 
 def waits(start: Start, processes: dict[int, int]) -> list[list[Any]]:
     """What was waited for, the longest in all first: process, thread, kind, what, how
-    often, µs in all, µs of the longest, µs it then waited for a core.
+    often, µs in all, µs of the longest, µs of all that were waited for a core.
 
     The threads of a process that aren't its main one are taken together.
     """
-    groups: dict[tuple[int, str, str, str], list[Wait]] = {}
+    groups: dict[tuple[int, str, Doing], list[Wait]] = {}
     for process_id, number in processes.items():
         pid = start.trace.processes[process_id].pid
         for wait in start.trace.waits(process_id):
             if wait.ts_ns < start.end_ns:
-                doing = start.attributor.doing(process_id, wait)
                 thread = "main" if wait.tid == pid else "others"
-                key = (number, thread, doing.kind, doing.what or "")
+                key = (number, thread, waited_for(start, process_id, wait))
                 groups.setdefault(key, []).append(wait)
-    rows = [_wait_row(start, key, group) for key, group in groups.items()]
+    rows = [_wait_row(start, *key, group) for key, group in groups.items()]
     return sorted(rows, key=lambda row: -row[5])[:TOP_WAITS]
 
 
-def _wait_row(start: Start, key: tuple[int, str, str, str], group: list[Wait]) -> list[Any]:
-    process, thread, kind, what = key
-    number = KINDS.index(kind) if kind in KINDS else -1
-    lengths = [min(wait.woken_ns, start.end_ns) - wait.ts_ns for wait in group]
-    queued_ns = sum(wait.end_ns - wait.woken_ns for wait in group)
+def waited_for(start: Start, process_id: int, wait: Wait) -> Doing:
+    """What a wait was for, a core included."""
+    if wait.state is WaitState.PREEMPTED:
+        return PREEMPTED
+    return start.attributor.doing(process_id, wait)
+
+
+def _wait_row(
+    start: Start, process: int, thread: str, doing: Doing, group: list[Wait]
+) -> list[Any]:
+    lengths = [min(wait.end_ns, start.end_ns) - wait.ts_ns for wait in group]
+    queued_ns = sum(wait.end_ns - max(wait.woken_ns, wait.ts_ns) for wait in group)
     times = (round(ns / 1000) for ns in (sum(lengths), max(lengths), queued_ns))
-    return [process, thread, number, escape(what), len(group), *times]
+    what = escape(doing.what or "")
+    return [process, thread, KINDS.index(doing.kind), what, len(group), *times]

@@ -128,7 +128,7 @@ def test_a_file_is_told_with_what_came_from_disk(shown: dict[str, Any]) -> None:
 def test_waits_and_the_network_are_told(shown: dict[str, Any]) -> None:
     kinds = [kind for kind, _ in shown["kinds"]]
     longest = shown["waits"][0]
-    assert (kinds[longest[2]], longest[4:]) == ("lock", [1, 2179 * MS, 2179 * MS, MS])
+    assert (kinds[longest[2]], longest[4:]) == ("lock", [1, 2180 * MS, 2180 * MS, MS])
     lookup, connect = shown["network"]
     assert (lookup[1], lookup[3:]) == ("look-up", [630 * MS, 10 * MS, 0])
     assert connect[1:] == ["connect", "192.0.2.1 port 443", 640 * MS, 20 * MS, 111]

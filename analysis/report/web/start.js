@@ -341,14 +341,14 @@ function waitsPanel() {
   const texts = [
     words("process", (row) => whoIs(data.processes[row[0]])),
     words("thread", (row) => row[1]),
-    words("for", (row) => (row[2] < 0 ? "Poll" : kindTitle(row[2])), "kind"),
+    words("for", (row) => kindTitle(row[2]), "kind"),
     words("in", (row) => row[3]),
   ];
   const numbers = [
     column("times", 4, (count) => `${count}`),
     column("in all", 5, duration),
     column("longest", 6, duration),
-    column("then for a core", 7, (time) => (time ? duration(time) : "")),
+    column("of it for a core", 7, (time) => (time ? duration(time) : "")),
   ];
   const table = sortedTable([...texts, ...numbers], data.waits, { sort: 5, keep: contains(texts), label: "Waits" });
   return panel("waits", "Waits", help, table);
@@ -485,7 +485,21 @@ function filesPanel() {
 
 function observationPanel() {
   const lines = data.observation.map((text) => el("li", {}, text));
-  return panel("observation", "How this is known", "Losses, cost, and what couldn't be seen.", el("ul", { class: "remarks" }, ...lines));
+  const rows = data.sources.map(([name, state, reason, events, lost]) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, name),
+      el("td", {}, state),
+      el("td", { class: "number" }, events.toLocaleString("en")),
+      el("td", { class: "number" }, lost.toLocaleString("en")),
+      el("td", {}, reason),
+    ),
+  );
+  const head = headRow(["source", "state", "events", "lost", "why"], [2, 3]);
+  const table = el("table", { "aria-label": "Sources" }, head, el("tbody", {}, ...rows));
+  const help = "Losses, cost, and what couldn't be seen.";
+  return panel("observation", "How this is known", help, table, el("ul", { class: "remarks" }, ...lines));
 }
 
 // The page -------------------------------------------------------------------------------------
