@@ -161,7 +161,8 @@ class Threads:
             before = knot
 
     def _is_silence(self, before: _Knot, knot: _Knot) -> bool:
-        on_cpu = before.cause is SampleCause.ON_CPU  # of a wait it is known how long it took
+        # Of a wait it is known how long it took.
+        on_cpu = before.cause in (SampleCause.ON_CPU, SampleCause.YIELDED)
         return on_cpu and knot.ts_ns - before.ts_ns > SILENT_PERIODS * self._period_ns
 
     def _silence(self, before: _Knot, knot: _Knot, role: str) -> Iterator[_Knot]:

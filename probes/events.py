@@ -29,6 +29,9 @@ class SampleCause(IntEnum):
     """The thread did something exact (listened on a socket) at this moment."""
     CHANGE = 3
     """The stack changed at this moment (samplers that report changes only)."""
+    YIELDED = 4
+    """A main thread left the CPU although it could have run on, and the clock
+    hadn't found it for a period: what it does, but no measure of how much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ enum kind {
   KIND_COUNT,
 };
 
-enum cause { CAUSE_ON_CPU, CAUSE_WAIT, CAUSE_EDGE };
+enum cause { CAUSE_ON_CPU, CAUSE_WAIT, CAUSE_EDGE, CAUSE_CHANGE, CAUSE_YIELDED };
 
 struct header {
   u64 ts_ns;

@@ -336,7 +336,7 @@ INLINE int is_overdue(u32 tid, u64 now_ns) {
 INLINE struct walk *begin_leaving(u32 pid, u32 tid, u64 start_ns, int waits, u64 now_ns) {
   struct python_layout *layout = layouts.lookup(&pid);
   if (!layout || (!waits && (tid != pid || !is_overdue(tid, now_ns)))) return NULL;
-  struct walk *w = begin_walk(SLOT_SWITCH, waits ? CAUSE_WAIT : CAUSE_ON_CPU, start_ns);
+  struct walk *w = begin_walk(SLOT_SWITCH, waits ? CAUSE_WAIT : CAUSE_YIELDED, start_ns);
   if (!w || !w->frame) return NULL;
   int changed = has_changed(layout, w->frame, now_ns);
   if (!waits) return w;
