@@ -58,13 +58,15 @@ def flames(start: Start, substeps: dict[str, int], processes: dict[int, int]) ->
         for segment, stack_id in _on_cpu(start, process_id):
             key = (_substep(segment, substeps), number, tree.node(frames.of(stack_id)))
             cpu[key] = cpu.get(key, 0) + 1
-    used = tree.used
-    functions = [start.trace.functions[function_id] for function_id in used]
+    files: dict[str, int] = {}
+    functions = []
+    for function_id in tree.used:
+        function = start.trace.functions[function_id]
+        file = files.setdefault(function.file, len(files))
+        functions.append([escape(start.stacks.title(function_id)), file, function.line])
     return {
-        "functions": [
-            [escape(start.stacks.title(function_id)), escape(function.file), function.line]
-            for function_id, function in zip(used, functions, strict=True)
-        ],
+        "functions": functions,
+        "files": list(map(escape, files)),
         "parents": tree.parents,
         "nodes": tree.functions,
         "path": [[*key, round(time_ns / 1000)] for key, time_ns in path.items()],

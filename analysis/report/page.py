@@ -60,7 +60,7 @@ def page(start: Start) -> dict[str, Any]:
         "network": [*_lookups(start, processes), *_connections(start, processes)],
         "lines": [_line(start, line) for line in lines_of(start)],
         "flames": flames(start, numbers, processes),
-        "imports": list(_imports(start, processes)),
+        "imports": _imports(start, processes),
         "files": _files(start),
         "sources": [_source(start, source) for source in result.sources],
         "observation": list(closing_lines(result)),
@@ -223,27 +223,28 @@ def _connections(start: Start, processes: dict[int, int]) -> Iterator[list[Any]]
 # Imports and files -----------------------------------------------------------------
 
 
-def _imports(start: Start, processes: dict[int, int]) -> Iterator[dict[str, Any]]:
-    """Each process's import tree, in pre-order: depth, name, from, total, own."""
+def _imports(start: Start, processes: dict[int, int]) -> dict[str, Any]:
+    """Each process's import tree, in pre-order: depth, number of the name, time with
+    what it imported."""
+    names: dict[str, int] = {}
+    trees = []
     for process_id, number in processes.items():
         roots = start.imports.get(process_id)
         if not roots:
             continue
         packages = list(time_by_package(roots).items())
-        yield {
-            "process": number,
-            "packages": [[escape(name), _micros(own_ns)] for name, own_ns in packages],
-            "modules": [
-                [
-                    depth,
-                    escape(node.name),
-                    _micros(node.start_ns - start.begin_ns),
-                    _micros(node.total_ns),
-                    _micros(node.self_ns),
-                ]
-                for depth, node in _in_order(roots)
-            ],
-        }
+        modules = [
+            [depth, names.setdefault(node.name, len(names)), _micros(node.total_ns)]
+            for depth, node in _in_order(roots)
+        ]
+        trees.append(
+            {
+                "process": number,
+                "packages": [[escape(name), _micros(own_ns)] for name, own_ns in packages],
+                "modules": modules,
+            }
+        )
+    return {"names": list(map(escape, names)), "trees": trees}
 
 
 def _in_order(roots: list[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:

@@ -369,12 +369,12 @@ function networkPanel() {
 // The flame graph ---------------------------------------------------------------------------
 
 function flamePanel() {
-  const { functions, parents, nodes, path, cpu } = data.flames;
+  const { functions, files, parents, nodes, path, cpu } = data.flames;
   const named = (name) => {
     if (typeof name === "string") return { text: name, group: "", lines: [] };
     const [title, file, line] = functions[nodes[name]];
     const group = title.split(/[.:]/, 1)[0];
-    return { text: title, group, lines: file ? [`${file}:${line}`] : [] };
+    return { text: title, group, lines: files[file] ? [`${files[file]}:${line}`] : [] };
   };
   const colours = new PackageColours(packagesBySize(path, (node) => named(node).group));
   const flame = new Flame(named, parents, colours);
@@ -425,8 +425,9 @@ function packagesBySize(rows, packageOf) {
 function importTree(modules) {
   const roots = [];
   const above = [];
-  for (const [depth, name, , total, own] of modules) {
-    const node = { name, total, own, children: [] };
+  for (const [depth, name, total] of modules) {
+    const node = { name: data.imports.names[name], total, own: total, children: [] };
+    if (depth) above[depth - 1].own -= total;
     (depth ? above[depth - 1].children : roots).push(node);
     above[depth] = node;
   }
@@ -436,7 +437,8 @@ function importTree(modules) {
 const TOP_PACKAGES = 12;
 
 function importsPanel() {
-  if (!data.imports.length) return panel("imports", "Imports", "", missing("No module body was seen."));
+  const { trees } = data.imports;
+  if (!trees.length) return panel("imports", "Imports", "", missing("No module body was seen."));
   const place = el("div", { class: "columns" });
   const show = ({ process, packages, modules }) => {
     const roots = importTree(modules);
@@ -452,11 +454,11 @@ function importsPanel() {
         treeTable(roots, whole, `Import tree of ${name}`)),
     );
   };
-  const entries = data.imports.map((each) => {
-    const total = each.modules.reduce((sum, [depth, , , time]) => sum + (depth ? 0 : time), 0);
+  const entries = trees.map((each) => {
+    const total = each.modules.reduce((sum, [depth, , time]) => sum + (depth ? 0 : time), 0);
     return [`${whoIs(data.processes[each.process])}, ${duration(total)}`, each];
   });
-  show(data.imports[0]);
+  show(trees[0]);
   const help = "Exact: each module's body was seen to begin and to end.";
   return panel("imports", "Imports", help, el("div", { class: "tools" }, choice("Of", entries, show)), place);
 }
