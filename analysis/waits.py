@@ -113,7 +113,8 @@ def ran_in(place: str) -> Doing:
     kind = next((kind for kind, pattern in _PLACES if pattern.match(place)), ON_CPU)
     if kind in ("python", ON_CPU):
         return Doing(kind)
-    return Doing(kind, place.removeprefix("kernel:"))
+    what = place.removeprefix("kernel:")
+    return Doing(kind, None if what == "unknown" else what)
 
 
 def is_woken_by_thread(wait: Wait) -> bool:
