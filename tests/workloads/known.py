@@ -3,8 +3,9 @@
     python known.py BIG_FILE OTHER_FILE TRUTH_FILE
 
 When all is done it listens on a TCP port, which ends a recording. TRUTH_FILE is JSON:
-for each function when it began and ended (CLOCK_MONOTONIC ns), and of that the time of
-the main thread on a core and waiting for one, as the kernel has it.
+for each function when it began and ended (CLOCK_MONOTONIC ns), of that the time of the
+main thread on a core and waiting for one, and the bytes that it had read from devices,
+all as the kernel has it.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Truth:
         self.told: dict[str, dict[str, int]] = {}
 
     def of(self, function: Callable[..., None], *arguments: object) -> None:
+        bytes_before = device_bytes()
         begin_ns, cpu_ns, runnable_ns = measured()
         function(*arguments)
         end_ns, cpu_end_ns, runnable_end_ns = measured()
@@ -93,6 +95,7 @@ class Truth:
             "end_ns": end_ns,
             "cpu_ns": cpu_end_ns - cpu_ns,
             "runnable_ns": runnable_end_ns - runnable_ns,
+            "device_bytes": device_bytes() - bytes_before,
         }
 
 
@@ -101,6 +104,12 @@ def measured() -> tuple[int, int, int]:
     with open("/proc/thread-self/schedstat") as file:
         runnable_ns = int(file.read().split()[1])
     return time.monotonic_ns(), time.thread_time_ns(), runnable_ns
+
+
+def device_bytes() -> int:
+    """What this process had read from devices so far."""
+    with open("/proc/self/io") as file:
+        return int(file.read().partition("\nread_bytes: ")[2].split()[0])
 
 
 def hold(lock: threading.Lock, seconds: float) -> None:
@@ -129,9 +138,9 @@ def main(path: str, other_path: str, truth_path: str) -> None:
     drop_from_cache(other_path)
     truth.of(burn_cpu)
     truth.of(read_cold_by_mmap, path)
+    truth.of(sleep)
     truth.of(read_cold_at_random, other_path)
     truth.of(read_warm, path)
-    truth.of(sleep)
     truth.of(wait_for_child, subprocess.Popen(["sleep", "1"]))
     lock = threading.Lock()
     hold(lock, 1.0)

@@ -155,15 +155,17 @@ def test_bytes_from_disk_are_exact_to_the_page(known: Known) -> None:
     for pages in known.start.trace.page_cache():
         name = os.path.basename(paths.get((pages.device, pages.inode), ""))
         added[name] = added.get(name, 0) + pages.added_bytes
-    assert added[BIG] == FILE_BYTES
-    assert added[OTHER] == OTHER_BYTES // EVERY
+    # A busy kernel may let go of pages that are then read again: then it has counted them twice.
+    truth = {name: told["device_bytes"] for name, told in known.truth.items()}
+    assert added[BIG] == truth["read_cold_by_mmap"] + truth["read_warm"] >= FILE_BYTES
+    assert added[OTHER] == truth[AT_RANDOM] >= OTHER_BYTES // EVERY
 
 
 def test_disk_waits_name_their_file(known: Known) -> None:
     shares = known.shares(AT_RANDOM)
     named = [share for share in shares.shares if share.kind == "disk" and share.what]
     told = sum(share.duration_ns for share in named if str(share.what).endswith(f"/{OTHER}"))
-    assert told >= 0.9 * shares.of("disk")
+    assert told >= 0.95 * shares.of("disk")
 
 
 def test_the_pinned_core_is_seen(known: Known) -> None:
