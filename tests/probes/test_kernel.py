@@ -200,7 +200,7 @@ def _sleep_at_first(seconds: float) -> Callable[[Event], bool]:
 
 @every_python
 def test_the_walk_names_what_the_program_says_of_itself(python):
-    source = KernelSource()
+    source = KernelSource(program=python[0])
     source.open()
     with subprocess.Popen([*python, str(STACKS)], stdout=subprocess.PIPE, text=True) as program:
         source.follow(ProcessId(program.pid, time.monotonic_ns()))
@@ -214,8 +214,8 @@ def test_the_walk_names_what_the_program_says_of_itself(python):
         settled = time.monotonic() + 0.3
         while time.monotonic() < settled:
             events += source.poll(0.02)
-        program.kill()
-    events += source.close()
+        events += source.close()
+        program.kill()  # dying threads run without a stack
     names = {e.key: [e.file, e.name, e.line] for e in events if isinstance(e, FunctionSeen)}
     last = {e.tid: [names[key] for key in e.frames] for e in events if isinstance(e, StackSampled)}
     expected = told(line)
