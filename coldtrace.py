@@ -232,7 +232,7 @@ def analyze(
 
 
 @cli.command()
-@click.argument("traces", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=FILE, help="The profile.  [default: this node's own]")
 @table_options
 @click.option("--node", help="Which node of the table the profile is of.")

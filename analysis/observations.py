@@ -103,9 +103,9 @@ def observe(
     """
     result = start.result
     if result.outcome != "ready":
-        raise ColdtraceError(f"a start that {result.outcome} teaches nothing of a whole one")
+        raise ColdtraceError(f"the start never became ready ({result.outcome}): nothing to learn")
     if result.missed_ns:
-        raise ColdtraceError("a start that was joined under way teaches nothing of a whole one")
+        raise ColdtraceError("the start was joined under way: nothing to learn of a whole one")
     command = result.command
     seconds = {sub.id: sub.duration_ns / 1e9 for step in result.steps for sub in step.substeps}
     seconds[UNATTRIBUTED] = result.unattributed_ns / 1e9

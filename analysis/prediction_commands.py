@@ -25,7 +25,7 @@ from analysis.features import (
 from analysis.machine import page_cache_share, this_node
 from analysis.observations import Observation, observe, read_tables
 from analysis.planning import PROBE_PERIOD_S, config_map, plan
-from analysis.predictor import MIN_ROWS, Fit, Prediction, Situation, predict, situation_of
+from analysis.predictor import DISK, MIN_ROWS, Fit, Prediction, Situation, predict, situation_of
 from analysis.profile import (
     TABLES,
     Profile,
@@ -209,7 +209,7 @@ def _prediction(
     caches = _caches(directory, profile, assumptions, notes)
     situation = Situation(model, serving, caches)
     prediction = predict(profile.fit, situation, assumptions.cpu_speed, assumptions.disk_gbps)
-    notes += _doubts(profile, situation, prediction)
+    notes += _doubts(profile, situation, prediction, assumptions.disk_gbps is not None)
     return model, prediction, notes
 
 
@@ -256,7 +256,9 @@ def _caches(
     )
 
 
-def _doubts(profile: Profile, situation: Situation, prediction: Prediction) -> list[str]:
+def _doubts(
+    profile: Profile, situation: Situation, prediction: Prediction, told_disk: bool
+) -> list[str]:
     """What a reader has to know to trust the numbers."""
     notes = []
     model = situation.model
@@ -265,6 +267,15 @@ def _doubts(profile: Profile, situation: Situation, prediction: Prediction) -> l
         notes.append(
             f"the profile is of another node, {describe(profile.node)}: "
             f"the numbers are for that, not for {describe(here)}"
+        )
+    states = [row.caches.page_cache for row in profile.rows]
+    reads = any(
+        each.resource == DISK and each.amount for sub in prediction.substeps for each in sub.terms
+    )
+    if reads and not told_disk and all(share in (None, 1.0) for share in states):
+        notes.append(
+            "no start of this node is known to have read its weights from the disk: the rate is "
+            "that of the published node (--disk-gbps)"
         )
     if not profile.rows and not here.gpu:
         notes.append("this node has no GPU; the published nodes have: trace a start of it")
