@@ -192,6 +192,7 @@ _COLUMNS = {
 }
 """Columns of a table, and what the same time is called in a trace."""
 _NEEDED = {"node", "model", "load_weights", "graph_capturing"}
+_NEEDED_OF_MODELS = {"model", "size_b", "num_layers", "tokenizer_size_mb"}
 _NO_COMPILE = ("dynamo_transform", "graph_compile", "graph_cache_load")
 _ALWAYS = set(_COLUMNS.values()) - set(_NO_COMPILE)
 _PAGE_CACHE = {"warm": 1.0, "cold": 0.0}
@@ -214,7 +215,7 @@ def read_tables(starts: Path, models: Path) -> list[Observation]:
     First runs are left out where the average of the later ones is there too.
     Raises ColdtraceError where a table isn't one, or a model has no features.
     """
-    by_name = {row["model"]: _table_model(row, models) for row in _rows(models, {"model"})}
+    by_name = {row["model"]: _table_model(row, models) for row in _rows(models, _NEEDED_OF_MODELS)}
     rows = _rows(starts, _NEEDED)
     averaged = {_setting(row) for row in rows if row.get("run_kind") == "average"}
     observations = []

@@ -236,10 +236,12 @@ def _caches(
     if share is None and assumptions.disk_gbps is not None:
         share = 0.0
     if share is None:
-        share = page_cache_share(weight_files(directory))
+        files = weight_files(directory)
+        share = page_cache_share(files)
         if share is None:
             share = 1.0
-            notes.append("the page cache can't be asked for the weights: taken as warm")
+            if files:
+                notes.append("the page cache can't be asked for the weights: taken as warm")
         else:
             notes.append(f"{share:.0%} of the weights are in the page cache now (--page-cache)")
     state = OFF if assumptions.enforce_eager else assumptions.compile_cache

@@ -41,7 +41,7 @@ def prediction_lines(
     lower, upper = interval(prediction, profile)
     total = prediction.total_s
     yield (
-        f"Predicted start of {escape(model.name)}: {total:.2f} s "
+        f"Predicted start of {escape(model.name)}: {_at_least(prediction)}{total:.2f} s "
         f"({CONFIDENCE:.0%} of starts within {lower:.2f} to {upper:.2f} s)"
     )
     yield f"SLO bound: {slo_factor * total:.2f} s ({slo_factor:g} x {total:.2f} s)"
@@ -117,6 +117,10 @@ def formula(substep: PredictedSubstep, model: Model) -> str:
         return terms
     inside = f"({terms})" if len(substep.terms) > 1 else terms
     return f"{inside} x {substep.factor:.3f} [{escape(model.family or '')}]"
+
+
+def _at_least(prediction: Prediction) -> str:
+    return "at least " if any(substep.unknown for substep in prediction.substeps) else ""
 
 
 def _term(term: PredictedTerm) -> str:
