@@ -45,10 +45,8 @@ def traced_start(model: Path, caches: Path, trace: Path) -> None:
     port = free_port()
     command = [str(COLDTRACE), "run", "--no-learn", "-o", str(trace), "--", str(VLLM), "serve"]
     command += [str(model), "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
-    os.environ.update(
-        ENVIRONMENT
-        | {"VLLM_CACHE_ROOT": str(caches), "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
-    )
+    os.environ["VLLM_CACHE_ROOT"] = str(caches)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
     with running(command, trace.with_suffix(".log")) as child:
         wait_until_ready(child, port)
 
@@ -79,7 +77,9 @@ def start(model: Path, folder: Path, number: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / ".demo" / "predict")
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
