@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -91,12 +92,12 @@ def fit(
     """Add the starts of `traces` (files, or folders of them) or of `tables` to a profile,
     and fit all its rows. Raises ColdtraceError where there is nothing to fit."""
     stream = stream or sys.stdout
-    path = output or default_path()
-    old = load(path).rows if path.exists() else ()
     if tables is not None:
         new = _of_one_node(read_tables(*tables), node, stream)
     else:
         new = _observations(traces, model, page_cache, stream)
+    path = output or _path_for(new)
+    old = load(path).rows if path.exists() else ()
     rows = [*old, *(row for row in new if row not in old)]
     if not rows:
         raise ColdtraceError("there are no starts to learn from: name traces, or folders of them")
@@ -109,12 +110,23 @@ def fit(
         file=stream,
     )
     print(f"A start of this node is predicted within {profile.half_width:.1%}.", file=stream)
+    versions = sorted({row.versions.get("vllm", "") for row in rows} - {""})
+    if len(versions) > 1:
+        print(f"Note: of several versions of vLLM: {escape(', '.join(versions))}", file=stream)
     if len(rows) < MIN_ROWS:
         missing = MIN_ROWS - len(rows)
         print(
             f"So few rows only scale the published starts: {missing} more and they stand alone.",
             file=stream,
         )
+
+
+def _path_for(rows: Sequence[Observation]) -> Path:
+    """This node's own profile, or for another node's starts one beside it."""
+    own = default_path()
+    if not rows or same_node(rows[0].node, this_node()):
+        return own
+    return own.with_name(re.sub(r"[^\w.-]", "_", rows[0].node.name) + ".json")
 
 
 def _observations(
@@ -413,7 +425,7 @@ def evaluate(
     elif profile is not None:
         results = _of_profile(load(profile)) | _published()
     else:
-        results = _of_table(read_tables(*TABLES))
+        results = _of_own() | _of_table(read_tables(*TABLES))
     if json:
         print(json_module.dumps({"schema": 1, "results": results}, indent=2), file=stream)
         return
@@ -452,6 +464,17 @@ def _of_profile(profile: Profile) -> dict[str, Any]:
     if spread:
         results["repeats of the same start, by themselves"] = _relative(spread)
     return results
+
+
+def _of_own() -> dict[str, Any]:
+    """This node's own profile, where it has starts of several models."""
+    path = default_path()
+    if not path.exists():
+        return {}
+    own = load(path)
+    several = len({row.model.name for row in own.rows}) > 1
+    found = _of_profile(own) if several else {}
+    return {f"this node: {title}": each for title, each in found.items()}
 
 
 def _published() -> dict[str, Any]:

@@ -155,6 +155,15 @@ def test_a_profile_of_another_node_is_said(home: Path, model: Path) -> None:
     assert "of different nodes" in one_line(coldtrace("fit", str(trace), "-o", profile))
 
 
+def test_another_nodes_table_has_a_profile_of_its_own(home: Path) -> None:
+    done = coldtrace("fit", "--table", str(STARTS), "--models", str(MODELS), "--node", "n3")
+    assert done.returncode == 0, done.stderr
+    assert not default_path().exists()
+    profile = load(default_path().with_name("n3.json"))
+    assert len(profile.rows) == 11 and profile.node.name == "n3"
+    assert profile.basis == "11 starts of this node"
+
+
 def test_check_within_and_beyond(home: Path, model: Path) -> None:
     for number in range(4):
         traced_start(home / str(number), model, 500 + number)
