@@ -76,6 +76,7 @@ def prediction_json(
         "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
         "bytes_by_dtype": dict(model.bytes_by_dtype),
+        "parameters_by_dtype": dict(model.parameters_by_dtype),
         "parameter_count": model.loaded_count,
         "total_s": prediction.total_s,
         "interval": {"level": CONFIDENCE, "lower_s": lower, "upper_s": upper},

@@ -34,6 +34,7 @@ def test_sizes_come_from_headers_without_the_weights(tmp_path: Path) -> None:
     model = read_model(folder)
     assert (model.parameters, model.weight_bytes) == (17, 44)
     assert model.bytes_by_dtype == {"BF16": 24, "F32": 20}
+    assert model.parameters_by_dtype == {"BF16": 12, "F32": 5}
     assert (model.name, model.family, model.layers) == ("m", "llama", 2)
     assert model.tokenizer_bytes == 70 and model.notes == ()
 
