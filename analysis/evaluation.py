@@ -34,34 +34,45 @@ Pair = tuple[Observation, Prediction]
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """Mean squared, largest and mean relative error; the last None where all took no time."""
+
+    mse_s2: float
+    largest_s: float
+    mape: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
-    """Errors of totals, and the mean absolute error of each sub-step, seconds."""
+    """The errors of totals, and of each sub-step."""
 
     starts: int
     mse_s2: float
     largest_s: float
     mape: float
-    substeps_s: Mapping[str, float]
+    substeps: Mapping[str, Errors]
 
 
 def scores(pairs: Sequence[Pair]) -> Scores:
     """The errors of predictions; raise ColdtraceError for none."""
     if not pairs:
         raise ColdtraceError("there are no starts to evaluate")
-    errors = [prediction.total_s - row.total_s for row, prediction in pairs]
-    substeps: dict[str, list[float]] = {}
+    whole = _errors([(row.total_s, prediction.total_s) for row, prediction in pairs])
+    by_substep: dict[str, list[tuple[float, float]]] = {}
     for row, prediction in pairs:
         for each in prediction.substeps:
             if each.id in row.seconds:
-                error = abs(each.seconds - row.seconds[each.id])
-                substeps.setdefault(each.id, []).append(error)
-    return Scores(
-        len(pairs),
-        _mean(error**2 for error in errors),
-        max(map(abs, errors)),
-        _mean(abs(error) / row.total_s for error, (row, _) in zip(errors, pairs, strict=True)),
-        {name: _mean(values) for name, values in substeps.items()},
-    )
+                by_substep.setdefault(each.id, []).append((row.seconds[each.id], each.seconds))
+    substeps = {name: _errors(times) for name, times in by_substep.items()}
+    return Scores(len(pairs), whole.mse_s2, whole.largest_s, whole.mape or 0.0, substeps)
+
+
+def _errors(times: Sequence[tuple[float, float]]) -> Errors:
+    """Of (measured, predicted) seconds."""
+    errors = [predicted - measured for measured, predicted in times]
+    relative = [abs(b / a - 1) for a, b in times if a > 0]
+    mape = _mean(relative) if relative else None
+    return Errors(_mean(error**2 for error in errors), max(map(abs, errors)), mape)
 
 
 def leave_out(

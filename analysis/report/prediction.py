@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from analysis.evaluation import PAPER, Scores
@@ -212,7 +213,7 @@ def scores_json(scores: Scores) -> dict[str, Any]:
         "mse_s2": scores.mse_s2,
         "largest_s": scores.largest_s,
         "mape": scores.mape,
-        "substeps_mean_absolute_s": dict(scores.substeps_s),
+        "substeps": {name: asdict(errors) for name, errors in scores.substeps.items()},
     }
 
 
@@ -241,6 +242,9 @@ def _substep_table(tables: Mapping[str, Any]) -> Iterator[str]:
         return
     name, first = next(iter(tables.items()))
     yield ""
-    yield f"mean absolute error a sub-step, {name}:"
-    for substep, seconds in first["substeps_mean_absolute_s"].items():
-        yield f"  {substep:<24} {seconds:8.3f} s"
+    yield f"{name}, by sub-step:"
+    for substep, errors in first["substeps"].items():
+        mape = "-" if errors["mape"] is None else f"{errors['mape']:.2%}"
+        yield (
+            f"  {substep:<44} {'':6} {errors['mse_s2']:8.3f} {errors['largest_s']:9.2f} {mape:>7}"
+        )

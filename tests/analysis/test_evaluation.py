@@ -87,7 +87,7 @@ def test_scores_are_the_errors() -> None:
     found = scores(predicted(fit(rows), rows))  # the fit is their mean, 2 s
     assert found.mse_s2 == pytest.approx(1.0) and found.largest_s == pytest.approx(1.0)
     assert found.mape == pytest.approx((1 + 1 / 3) / 2)
-    assert found.substeps_s["imports"] == pytest.approx(1.0)
+    assert found.substeps["imports"].largest_s == pytest.approx(1.0)
     with pytest.raises(ColdtraceError):
         scores([])
 
