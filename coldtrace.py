@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from analysis.prediction_commands import Assumptions
     from tracer.commands import Analysis, Options, Report
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -31,6 +33,26 @@ def until(_context: click.Context, _param: click.Parameter, value: str) -> str |
     if not 0 < seconds < float("inf"):
         raise click.BadParameter(f"{value!r} is neither ready, exit nor a number of seconds")
     return seconds
+
+
+def page_cache(_context: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    """`cold`, `warm` or the share of the weights that is in memory."""
+    if value is None:
+        return None
+    try:
+        share = {"cold": 0.0, "warm": 1.0}.get(value) if value.isalpha() else float(value)
+    except ValueError:
+        share = None
+    if share is None or not 0 <= share <= 1:
+        raise click.BadParameter(f"{value!r} is neither cold, warm nor a share from 0 to 1")
+    return share
+
+
+def positive(_context: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    """A finite number above 0."""
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter(f"{value} is no number above 0")
+    return value
 
 
 def complete_until(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -77,6 +99,65 @@ def recording_options(function: Function) -> Function:
     return function
 
 
+PROFILE = click.option(
+    "--profile", type=FILE, help="The profile to use.  [default: this node's own]"
+)
+MODEL = click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the model lies, if not where the trace says.",
+)
+PAGE_CACHE = click.option(
+    "--page-cache",
+    callback=page_cache,
+    metavar="cold|warm|SHARE",
+    help="How much of the weights is in memory.",
+)
+
+
+def table_options(function: Function) -> Function:
+    """The two tables that `fit` and `evaluate` take."""
+    models = click.option("--models", type=FILE, help="The table of their models.")
+    starts = click.option("--table", type=FILE, help="A table of starts; takes --models too.")
+    return starts(models(function))
+
+
+def assumption_options(function: Function) -> Function:
+    """What `predict` and `plan` assume of a start."""
+    options = (
+        click.option("--tp", type=click.IntRange(1), default=1, help="Tensor-parallel size."),
+        click.option("--pp", type=click.IntRange(1), default=1, help="Pipeline-parallel size."),
+        click.option("--enforce-eager", is_flag=True, help="No compilation, no CUDA graphs."),
+        click.option("--capture-sizes", type=click.IntRange(0, 8192), help="How many batch sizes."),
+        PAGE_CACHE,
+        click.option(
+            "--compile-cache",
+            type=click.Choice(["hit", "miss", "disabled"]),
+            help="disabled: compiled again, but with the kernels of earlier starts.",
+        ),
+        click.option(
+            "--cpu-speed",
+            type=float,
+            callback=positive,
+            default=1.0,
+            help="Of one core, relative to the profile's node.",
+        ),
+        click.option("--disk-gbps", type=float, callback=positive, help="GB a second."),
+        click.option(
+            "--slo-factor",
+            type=float,
+            callback=positive,
+            default=1.5,
+            show_default=True,
+            help="The SLO bound is that many times the prediction.",
+        ),
+        PROFILE,
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="coldtrace", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -95,8 +176,11 @@ def cli() -> None:
     is_flag=True,
     help="Begin only where the compile caches are empty, else say which variables to set.",
 )
+@click.option(
+    "--learn/--no-learn", default=True, help="Add the start to this node's profile, or leave it."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(command: tuple[str, ...], **options: Any) -> None:
+def run(command: tuple[str, ...], learn: bool, **options: Any) -> None:
     """Start COMMAND and trace it until it is ready; needs root.
 
     COMMAND runs as the user who called sudo, or as --user, found on that user's
@@ -118,7 +202,7 @@ def run(command: tuple[str, ...], **options: Any) -> None:
     """
     from tracer.commands import run
 
-    run(command, _options(options), _analysis())
+    run(command, _options(options), _analysis(learn))
 
 
 @cli.command()
@@ -201,6 +285,103 @@ def compare(a: str, b: str, html: Path | None) -> None:
 
 
 @cli.command()
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=FILE, help="The profile.  [default: this node's own]")
+@table_options
+@click.option("--node", help="Which node of the table the profile is of.")
+@MODEL
+@PAGE_CACHE
+def fit(table: Path | None, models: Path | None, **options: Any) -> None:
+    """Learn from TRACES, or folders of them: add them to a profile and fit it."""
+    from analysis.prediction_commands import fit
+
+    fit(tables=_tables(table, models), **options)
+
+
+@cli.command()
+@click.argument("model_dir", type=click.Path(path_type=Path))
+@assumption_options
+@click.option("--json", is_flag=True, help="Print the prediction as JSON.")
+def predict(model_dir: Path, profile: Path | None, json: bool, **options: Any) -> None:
+    """Tell how long a start of the model in MODEL_DIR takes, term by term."""
+    from analysis.prediction_commands import predict_start
+
+    predict_start(model_dir, profile, _assumptions(options), json)
+
+
+@cli.command()
+@click.argument("trace", type=FILE)
+@PROFILE
+@click.option("--max-ratio", type=float, callback=positive, default=1.5, show_default=True)
+@MODEL
+@PAGE_CACHE
+def check(trace: Path, **options: Any) -> None:
+    """Compare TRACE with its prediction; for CI.
+
+    Exits with 3 if it took more than --max-ratio times as long, and names the
+    sub-steps that did.
+    """
+    from analysis.prediction_commands import check
+
+    sys.exit(check(trace, **options))
+
+
+@cli.command()
+@click.argument("model_dir", type=click.Path(path_type=Path), required=False)
+@click.option("--arrival-rate", type=float, required=True, help="New instances a second.")
+@click.option("--burst", type=float, default=1.0, help="Times that, in a burst.")
+@click.option("--reuse", "reuse_s", type=float, help="Seconds until one is given back.")
+@click.option(
+    "--cold-start", "cold_start_s", type=float, callback=positive, help="Instead of MODEL_DIR."
+)
+@assumption_options
+@click.option("--json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--config-map", "config_map_name", metavar="NAME", help="As Kubernetes takes it.")
+def plan(
+    model_dir: Path | None,
+    arrival_rate: float,
+    burst: float,
+    reuse_s: float | None,
+    cold_start_s: float | None,
+    profile: Path | None,
+    json: bool,
+    config_map_name: str | None,
+    **options: Any,
+) -> None:
+    """Size a warm pool and an autoscaler by the predicted start of MODEL_DIR."""
+    from analysis.prediction_commands import plan_pool
+
+    plan_pool(
+        model_dir,
+        arrival_rate,
+        burst,
+        reuse_s,
+        cold_start_s,
+        profile,
+        _assumptions(options),
+        config_map_name,
+        json,
+    )
+
+
+@cli.command()
+@PROFILE
+@table_options
+@click.option(
+    "--calibrate",
+    "count",
+    type=click.IntRange(0),
+    help="Scale the profile by the first N models of the table, evaluate the rest.",
+)
+@click.option("--json", is_flag=True, help="Print the errors as JSON.")
+def evaluate(table: Path | None, models: Path | None, **options: Any) -> None:
+    """Tell how far off predictions are for starts that the fit hasn't seen."""
+    from analysis.prediction_commands import evaluate
+
+    evaluate(tables=_tables(table, models), **options)
+
+
+@cli.command()
 def doctor() -> None:
     """Say what tracing needs here, what is missing and what mends it."""
     from tracer.doctor import examine
@@ -209,30 +390,47 @@ def doctor() -> None:
         sys.exit("no trace can be made here: see MISSING above")
 
 
+def _assumptions(options: dict[str, Any]) -> Assumptions:
+    from analysis.prediction_commands import Assumptions
+
+    return Assumptions(**options)
+
+
+def _tables(table: Path | None, models: Path | None) -> tuple[Path, Path] | None:
+    if table is not None and models is not None:
+        return table, models
+    if table is not None or models is not None:
+        raise click.UsageError("--table and --models belong together")
+    return None
+
+
 def _options(options: dict[str, Any]) -> Options:
     from tracer.commands import Options
 
     return Options(**options)
 
 
-def _analysis() -> Analysis:
+def _analysis(learn: bool = False) -> Analysis:
     from analysis.progress import Progress
     from analysis.ready import ReadyRule
     from tracer.commands import Analysis
 
-    return Analysis(ReadyRule.load(), Progress(sys.stderr), _load_report)
+    return Analysis(ReadyRule.load(), Progress(sys.stderr), partial(_load_report, learn))
 
 
-def _load_report() -> Report:
+def _load_report(learn: bool) -> Report:
     """Load all that a report takes: the user may not be able to read where it lies."""
     from rich.cells import cell_len
 
     from analysis.commands import analyze
+    from analysis.prediction_commands import after_start
+    from analysis.profile import reference
     from analysis.report import json as _json  # noqa: F401
     from analysis.report import terminal as _terminal  # noqa: F401
     from tracer.errors import ColdtraceError
 
     cell_len("\N{GRINNING FACE}")  # rich reads its table of wide characters late
+    reference()  # read once
 
     def report(trace: Path, json: Path | None) -> None:
         analyze(trace, stream=sys.stderr)
@@ -242,6 +440,8 @@ def _load_report() -> Report:
                     analyze(trace, json=True, stream=file)
             except OSError as error:
                 raise ColdtraceError(f"can't write {json}: {error.strerror}") from error
+        if learn:
+            after_start(trace, sys.stderr)
 
     return report
 

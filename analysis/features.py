@@ -54,6 +54,7 @@ class Model:
     active_parameters: int | None = None
     weight_bytes: int | None = None
     bytes_by_dtype: Mapping[str, int] = field(default_factory=dict)
+    parameters_by_dtype: Mapping[str, int] = field(default_factory=dict)
     quantization: str | None = None
     tokenizer_bytes: int | None = None
     graph_kb: float | None = None
@@ -229,6 +230,7 @@ def _with_weights(model: Model, folder: Path, config: Mapping[str, Any]) -> Mode
         model,
         weight_bytes=weight_bytes,
         bytes_by_dtype={dtype: weight_bytes},
+        parameters_by_dtype={dtype: parameters},
         parameters=parameters,
         active_parameters=parameters,
         notes=(*model.notes, note),
@@ -264,21 +266,23 @@ def _indexed(folder: Path, name: str) -> list[Path]:
 
 
 def _with_tensors(model: Model, files: Iterable[Path]) -> Model:
-    by_dtype: dict[str, int] = {}
-    parameters = in_experts = 0
+    bytes_by: dict[str, int] = {}
+    parameters_by: dict[str, int] = {}
+    in_experts = 0
     for path in files:
         for name, dtype, elements, size in read_safetensors_header(path):
-            by_dtype[dtype] = by_dtype.get(dtype, 0) + size
-            parameters += elements
+            bytes_by[dtype] = bytes_by.get(dtype, 0) + size
+            parameters_by[dtype] = parameters_by.get(dtype, 0) + elements
             if ".experts." in name:
                 in_experts += elements
-    active = parameters
+    parameters = active = sum(parameters_by.values())
     if model.experts and model.active_experts:
         active -= round(in_experts * (1 - min(model.active_experts / model.experts, 1)))
     return replace(
         model,
-        weight_bytes=sum(by_dtype.values()),
-        bytes_by_dtype=by_dtype,
+        weight_bytes=sum(bytes_by.values()),
+        bytes_by_dtype=bytes_by,
+        parameters_by_dtype=parameters_by,
         parameters=parameters,
         active_parameters=active,
     )

@@ -103,9 +103,9 @@ def observe(
     """
     result = start.result
     if result.outcome != "ready":
-        raise ColdtraceError(f"a start that {result.outcome} teaches nothing of a whole one")
+        raise ColdtraceError(f"the start never became ready ({result.outcome}): nothing to learn")
     if result.missed_ns:
-        raise ColdtraceError("a start that was joined under way teaches nothing of a whole one")
+        raise ColdtraceError("the start was joined under way: nothing to learn of a whole one")
     command = result.command
     seconds = {sub.id: sub.duration_ns / 1e9 for step in result.steps for sub in step.substeps}
     seconds[UNATTRIBUTED] = result.unattributed_ns / 1e9
@@ -192,6 +192,7 @@ _COLUMNS = {
 }
 """Columns of a table, and what the same time is called in a trace."""
 _NEEDED = {"node", "model", "load_weights", "graph_capturing"}
+_NEEDED_OF_MODELS = {"model", "size_b", "num_layers", "tokenizer_size_mb"}
 _NO_COMPILE = ("dynamo_transform", "graph_compile", "graph_cache_load")
 _ALWAYS = set(_COLUMNS.values()) - set(_NO_COMPILE)
 _PAGE_CACHE = {"warm": 1.0, "cold": 0.0}
@@ -214,7 +215,7 @@ def read_tables(starts: Path, models: Path) -> list[Observation]:
     First runs are left out where the average of the later ones is there too.
     Raises ColdtraceError where a table isn't one, or a model has no features.
     """
-    by_name = {row["model"]: _table_model(row, models) for row in _rows(models, {"model"})}
+    by_name = {row["model"]: _table_model(row, models) for row in _rows(models, _NEEDED_OF_MODELS)}
     rows = _rows(starts, _NEEDED)
     averaged = {_setting(row) for row in rows if row.get("run_kind") == "average"}
     observations = []

@@ -425,6 +425,8 @@ def _non_negative(
     import numpy as np
     from sklearn.linear_model import LinearRegression
 
+    if not y.any():
+        return np.zeros(len(model.terms))
     sizes = x.max(axis=0)
     sizes[sizes == 0] = 1
     expected = np.zeros(len(sizes))
@@ -433,7 +435,7 @@ def _non_negative(
         known = [prior.terms.get(term.name, 0.0) for term in model.terms]
         expected, weight = np.array(known) * sizes, PRIOR_WEIGHT
     free = np.array([term.is_constant for term in model.terms]) & (expected == 0)
-    strength = np.where(free, 0.0, weight * y.mean() / np.maximum(expected, y.mean() or 1.0))
+    strength = np.where(free, 0.0, weight * y.mean() / np.maximum(expected, y.mean()))
     design = np.vstack([x / sizes * factors[:, None], np.diag(strength)])
     target = np.concatenate([y, strength * expected])
     regression = LinearRegression(positive=True, fit_intercept=False)
@@ -458,9 +460,9 @@ def calibrate(reference: Fit, rows: Sequence[Observation]) -> Fit:
             for term in model.terms
             if term.name in known.terms
         }
-        terms = _with_constants(model, replace(known, terms=scaled), rows)
-        if terms:
-            substeps[model.id] = SubstepFit(terms, known.families, len(rows))
+        calibrated = _with_constants(model, replace(known, terms=scaled), rows)
+        if calibrated.terms:
+            substeps[model.id] = calibrated
     return Fit(substeps, scales)
 
 
@@ -502,31 +504,28 @@ def _parts(model: SubstepModel, reference: Fit, situation: Situation) -> dict[st
 
 
 def _with_constants(
-    model: SubstepModel, known: SubstepFit, rows: Iterable[Observation]
-) -> dict[str, float]:
-    """The terms of `known`, its constants such that the rows' mean is right."""
-    rest = constant = count = 0.0
-    used: set[str] = set()
-    for row in rows:
-        situation = situation_of(row)
-        if model.id not in row.seconds:
-            continue
-        count += 1
-        rest += row.seconds[model.id] / known.factor(row.model)
-        for term in model.terms:
-            seconds = (term.value(situation) or 0.0) * known.terms.get(term.name, 0.0)
-            if term.is_constant and term.value(situation):
-                used.add(term.name)
-                constant += seconds
-            else:
-                rest -= seconds
+    model: SubstepModel, known: SubstepFit, rows: Sequence[Observation]
+) -> SubstepFit:
+    """`known` with the constants that fit the rows best once its slopes are taken off.
+
+    A slope that it lacks is 0: the constants hold what there is of it.
+    """
+    import numpy as np
+
+    values, seconds, families = _equations(model, rows)
+    if not seconds:
+        return known
+    x: Any = np.array(values)
+    fixed = np.array([not term.is_constant for term in model.terms])
+    slopes = np.array([known.terms.get(term.name, 0.0) for term in model.terms]) * fixed
+    factors = np.array([1 + known.families.get(family, 0.0) for family in families])
+    rest = np.maximum(np.array(seconds) - (x @ slopes) * factors, 0.0)
+    constants = _non_negative(model, x * ~fixed, rest, factors, known) * ~fixed
     terms = dict(known.terms)
-    if used and constant > 0:
-        factor = max(rest, 0.0) / constant
-        terms |= {name: terms[name] * factor for name in used if name in terms}
-    elif used:
-        terms[min(used)] = max(rest, 0.0) / count
-    return terms
+    for index, term in enumerate(model.terms):
+        if x[:, index].any():
+            terms[term.name] = float(constants[index] + slopes[index])
+    return SubstepFit(terms, known.families, len(seconds))
 
 
 # Predicting ------------------------------------------------------------------------

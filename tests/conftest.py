@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
@@ -28,6 +29,13 @@ BPF_MAP_TYPE_ARRAY = 2
 # lie in folders where the user who called sudo couldn't write.
 for name in [name for name in os.environ if name.startswith("SUDO_")]:
     del os.environ[name]
+
+
+# A test run in the background may have been started with these ignored, and so would all that the
+# tests start: they send them.
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
