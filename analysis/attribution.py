@@ -196,7 +196,8 @@ class Attributor:
         used: dict[int, int] = {}
         for process_id in self._trace.processes:
             for ran in self._trace.ran(process_id):
-                used[ran.ts_ns] = used.get(ran.ts_ns, 0) + ran.ran_ns
+                inside_ns = min(ran.ran_ns, max(self._end_ns - ran.ts_ns, 0))  # what came later
+                used[ran.ts_ns] = used.get(ran.ts_ns, 0) + inside_ns
         if not used:
             return None
         none_ns = one_ns = several_ns = busy_ns = 0

@@ -49,6 +49,7 @@ WAITS = (
     ),
     ("other_wait", "memory", "try_to_free_* mem_cgroup_handle_over_high shrink_* kswapd*"),
     ("lock", "kernel lock", "rwsem_down_* __mutex_lock* mutex_lock* __down* rt_mutex_*"),
+    ("child", "child process", "kernel_clone *_sys_vfork"),
     ("other_wait", "page fault", "handle_mm_fault exc_page_fault do_page_fault do_user_addr_fault"),
     ("other_wait", "io_uring", "io_cqring_wait io_run_task_work*"),
     ("other_wait", "terminal", "n_tty_* tty_*"),

@@ -23,6 +23,7 @@ from probes.events import (
     ProcessForked,
     ProcessId,
     Reading,
+    ThreadRan,
     WaitState,
 )
 from tests.analysis.synthetic import BEGIN_NS, MS, ROOT, Story, at
@@ -214,11 +215,12 @@ def test_a_driver_s_calls_are_the_gpu_s(tmp_path: Path) -> None:
 
 def test_how_many_cores_were_busy(tmp_path: Path) -> None:
     story = weights(Story(), 400).ran(0, 10).ran(100, 149).ran(200, 300).ran(300, 350)
+    story.events.append(ThreadRan(at(400), ROOT, 100, 0, 1300 * MS))  # it went on after the end
     story.ran(200, 300, tid=7).ran(300, 349, tid=7).off(10, 100, FAULT)
     cores = story.start(tmp_path, 450).attribution.cores
     assert cores is not None
     parts = (cores.none_ns, cores.one_ns, cores.several_ns, cores.busy_ns)
-    assert parts == (250 * MS, 100 * MS, 100 * MS, 358 * MS)
+    assert parts == (200 * MS, 150 * MS, 100 * MS, 408 * MS)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -44,6 +44,11 @@ ENTRY = "do_syscall_64 entry_SYSCALL_64_after_hwframe"
         ("schedule do_epoll_wait __x64_sys_epoll_wait", POLL, "poll"),
         ("schedule poll_schedule_timeout do_poll do_sys_poll __x64_sys_poll", POLL, "poll"),
         ("schedule do_wait kernel_wait4 __do_sys_wait4", "child", "child process"),
+        (
+            "schedule wait_for_completion_state kernel_clone __do_sys_vfork",
+            "child",
+            "child process",
+        ),
         ("schedule do_nanosleep hrtimer_nanosleep common_nsleep_timens", "sleep", "sleep"),
         (
             "schedule os_wait_semaphore nvidia_unlocked_ioctl __x64_sys_ioctl",
