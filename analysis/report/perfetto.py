@@ -149,12 +149,22 @@ class _Events:
                 continue
             if wait.tid not in tracks:
                 tracks[wait.tid] = self._track(f"{_thread(life, wait.tid)}: waits", wait.tid)
-            for name, begin_ns, end_ns in _parts(self._start, life.id, wait):
-                kernel = self._start.trace.kernel_stacks[wait.kernel_stack_id]
-                arguments: dict[str, Any] = {"kernel": escape(" ".join(kernel))}
-                if wait.waker_pid is not None:
-                    arguments["woken by pid"] = wait.waker_pid
-                self._slice(name, tracks[wait.tid], begin_ns, end_ns, arguments)
+            self._add_wait(life.id, wait, tracks[wait.tid])
+
+    def _add_wait(self, process_id: int, wait: Wait, track: int) -> None:
+        """A wait until it was over, and from there until a core was free."""
+        start = self._start
+        end_ns = min(wait.end_ns, start.end_ns)
+        woken_ns = min(wait.woken_ns, end_ns)
+        if wait.ts_ns < woken_ns:
+            doing = start.attributor.doing(process_id, wait)
+            kernel = start.trace.kernel_stacks[wait.kernel_stack_id]
+            arguments: dict[str, Any] = {"kernel": escape(" ".join(kernel))}
+            if wait.waker_pid is not None:
+                arguments["woken by pid"] = wait.waker_pid
+            name = f"{doing.kind}: {escape(doing.what)}" if doing.what else doing.kind
+            self._slice(name, track, wait.ts_ns, woken_ns, arguments)
+        self._slice("waits for a core", track, woken_ns, end_ns)
 
     # The events themselves
 
@@ -211,15 +221,3 @@ def _stretches(start: Start, depth: int) -> Iterator[tuple[str, int, int]]:
 
 def _thread(life: ProcessLife, tid: int) -> str:
     return "main thread" if tid == life.pid else f"thread {tid}"
-
-
-def _parts(start: Start, process_id: int, wait: Wait) -> Iterator[tuple[str, int, int]]:
-    """A wait until it was over, and from there until a core was free."""
-    end_ns = min(wait.end_ns, start.end_ns)
-    woken_ns = min(wait.woken_ns, end_ns)
-    doing = start.attributor.doing(process_id, wait)
-    what = f"{doing.kind}: {escape(doing.what)}" if doing.what else doing.kind
-    if wait.ts_ns < woken_ns:
-        yield what, wait.ts_ns, woken_ns
-    if woken_ns < end_ns:
-        yield "waits for a core", woken_ns, end_ns

@@ -311,7 +311,7 @@ function chainPanel() {
       el("td", { class: "number" }, when),
       el("td", { class: "number" }, duration(link.to - link.from)),
       el("th", { scope: "row", class: "kind" }, whoIs(process), link.thread ? `, ${link.thread}` : ""),
-      el("td", {}, substepTitle(link.substep)),
+      el("td", { class: "kind" }, substepTitle(link.substep)),
       el("td", { class: "wide" }, kindBar(link.shares, (link.to - link.from) / longest)),
       el("td", { class: "kind" }, HANDOVERS[link.handover] ?? link.handover),
       el("td", { class: "small" }, ...beside),
