@@ -15,18 +15,17 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
 from analysis.activity import Activities, Activity, Span, State
+from analysis.inodes import Inodes
 from analysis.result import UNATTRIBUTED, Attribution, Cores, Segment, Share, TimeShares
 from analysis.waits import ON_CPU, POLL, UNKNOWN, Doing, is_woken_by_thread, ran_in, waited_in
 from probes.events import BUCKET_NS, SampleCause
-from tracer.trace import CachedFile, Connection, File, Lookup, Trace, Wait
+from tracer.trace import Connection, Lookup, Trace, Wait
 
 RAN = Doing(ON_CPU)
 RUNNABLE = Doing("runnable")
 THROTTLED = Doing("throttled")
 DRIVER_CALL = Doing("gpu", "driver call")
 SHORT = Doing("other_wait", "waits of less than 1 ms")
-OTHER_FILES = "other files"
-"""Those that aren't told by name."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 SOON_NS = 1_000_000_000
 """What follows a look-up or connect later than that may have nothing to do with it."""
@@ -221,9 +220,7 @@ class _Files:
     meanwhile."""
 
     def __init__(self, trace: Trace) -> None:
-        known: list[File | CachedFile] = [*trace.cached_files(), *trace.files()]
-        paths = {(file.device, file.inode): file.path for file in known}
-        by_number = _unique((file.inode, file.path) for file in known)
+        inodes = Inodes(trace)
         added: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
         for pages in trace.page_cache():
             files = added.setdefault((pages.process_id, pages.ts_ns // BUCKET_NS), {})
@@ -232,9 +229,7 @@ class _Files:
         self._most: dict[tuple[int, int], tuple[int, str]] = {}
         for bucket, files in added.items():
             inode = max(files, key=files.__getitem__)
-            # an overlay shows its layers' inodes as those of a device of its own
-            path = paths.get(inode) or by_number.get(inode[1]) or OTHER_FILES
-            self._most[bucket] = files[inode], path
+            self._most[bucket] = files[inode], inodes.path(*inode)
 
     def read(self, process_id: int, start_ns: int, end_ns: int) -> str | None:
         """The path, or that it is another file; None where nothing was read."""
@@ -245,15 +240,6 @@ class _Files:
             if (process_id, bucket) in self._most
         ]
         return max(most)[1] if most else None
-
-
-def _unique(pairs: Iterable[tuple[int | None, str]]) -> dict[int, str]:
-    """What is told of a number that stands for one thing only."""
-    told: dict[int, set[str]] = {}
-    for number, text in pairs:
-        if number is not None:
-            told.setdefault(number, set()).add(text)
-    return {number: min(texts) for number, texts in told.items() if len(texts) == 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from analysis.files import UNCLASSED, files_of
+from analysis.inodes import Inodes
 from analysis.modules import time_by_package
 from analysis.result import UNATTRIBUTED, Result, Segment
 from analysis.start import Start
@@ -18,8 +19,6 @@ from tracer.trace import Trace
 SUFFIX = ".coldtrace"
 MAX_STARTS = 1000
 """Of one side."""
-
-OTHER_FILES = "files that no process of the start opened"
 
 Kind = tuple[str, str | None]
 """What a time went to, as Share has it: kind, and in or for what."""
@@ -89,17 +88,13 @@ def _disk_bytes(
     start: Start, spans: Mapping[str, list[tuple[int, int]]]
 ) -> dict[str, dict[str, int]]:
     """Each bucket's bytes go to the sub-step that had most of the bucket."""
-    paths = {
-        (file.device, file.inode): file.path
-        for files in (start.trace.files(), start.trace.cached_files())
-        for file in files
-    }
+    inodes = Inodes(start.trace)
     owners = _owners(spans)
     found: dict[str, dict[str, int]] = {}
     for pages in start.trace.page_cache():
         substep = owners.get(pages.ts_ns // BUCKET_NS)
         if substep is not None:
-            path = paths.get((pages.device, pages.inode), OTHER_FILES)
+            path = inodes.path(pages.device, pages.inode)
             of = found.setdefault(substep, {})
             of[path] = of.get(path, 0) + pages.added_bytes
     return found
