@@ -188,7 +188,8 @@ def test_a_server_that_is_killed(trace_vllm: TraceVllm, demo_model: Path, free_p
     start = trace_vllm(demo_model, "--port", free_port, "--enforce-eager", on_line=kill)
     assert start.status == -signal.SIGKILL
     assert start.result["outcome"] == "failed"
-    assert start.result["failure"]["step"] == "framework_bootstrap"
+    # the engine goes on to its tokenizer while we take aim
+    assert start.result["failure"]["step"] in ("framework_bootstrap", "tokenizer_init")
     assert start.result["failure"]["root_wait_status"] == signal.SIGKILL
 
 
