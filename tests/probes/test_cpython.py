@@ -347,6 +347,8 @@ def embedding(folder: Path, *how: str) -> str:
 SHARED = [f"-lpython{VERSION}"]
 LIBPL = sysconfig.get_config_var("LIBPL") or ""
 LIBS = [*(sysconfig.get_config_var("LIBS") or "").split(), "-lm", "-lz", "-lexpat"]
+# Debian 13's libpython3.13.a lacks the objects of one hash module, which nothing here calls.
+LIBS.append("-Wl,--unresolved-symbols=ignore-all")
 
 
 @needs_root

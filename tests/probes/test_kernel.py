@@ -269,7 +269,7 @@ def test_threads_are_known_in_another_pid_namespace():
             while time.thread_time() < 0.3: pass
         thread = threading.Thread(target=burn); thread.start(); thread.join()
     """
-    traced = trace(["/usr/bin/unshare", "--pid", "--fork", "--mount-proc", *python(text)])
+    traced = trace(["/usr/bin/unshare", "--pid", "--fork", *python(text)])
     burning = [names for _, names in traced.stacks(SampleCause.ON_CPU) if "burn" in names]
     assert len(burning) > 15
 
