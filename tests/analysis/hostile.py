@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from probes.events import (
     BUCKET_NS,
@@ -16,6 +17,7 @@ from probes.events import (
     ProcessId,
     Reading,
     SocketListening,
+    StackSampled,
     ThreadRan,
     ThreadWaited,
     WaitState,
@@ -41,12 +43,20 @@ def hostile_story() -> Story:
     for number in range(200):
         name = f"/lib/{NAME}.py:{NAME}" if number % 2 else "helper"
         story.sample(630 + 10 * number, f"engine load {name}", engine)
+        _place_last(story, (HOSTILE, "python3.11", "kernel:read", "")[number % 4])
     for number, pid in enumerate((401, 402)):
         compiler = story.fork(900 + 100 * number, pid, engine)
         story.run(901 + 100 * number, compiler, "/usr/bin/g++", HOSTILE).exit(1300, compiler)
     story.sample(2900, "main startup")
     story.events += _resources(engine)
     return story
+
+
+def _place_last(story: Story, place: str) -> None:
+    """Say where the last sample was."""
+    sample = story.events[-1]
+    assert isinstance(sample, StackSampled)
+    story.events[-1] = replace(sample, place=place)
 
 
 def _resources(engine: ProcessId) -> list[Event]:

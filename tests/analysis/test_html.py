@@ -22,6 +22,7 @@ from probes.events import Reading
 from tests.analysis.chromium import chromium
 from tests.analysis.hostile import END_MS, HOSTILE, hostile_story
 from tests.analysis.synthetic import Story, at
+from tracer.text import escape
 
 MS = 1000  # µs
 GPU = [Reading(at(1000 + 500 * n), "gpu_busy_percent", "gpu0", 0.0) for n in range(3)]
@@ -132,6 +133,14 @@ def test_waits_and_the_network_are_told(shown: dict[str, Any]) -> None:
     lookup, connect = shown["network"]
     assert (lookup[1], lookup[3:]) == ("look-up", [630 * MS, 10 * MS, 0])
     assert connect[1:] == ["connect", "192.0.2.1 port 443", 640 * MS, 20 * MS, 111]
+
+
+def test_samples_on_a_core_are_told_by_place(shown: dict[str, Any]) -> None:
+    counts: dict[str, int] = {}
+    places = [*shown["flames"]["places"], "Python or unknown"]
+    for *_, count, place in shown["flames"]["cpu"]:
+        counts[places[place]] = counts.get(places[place], 0) + count
+    assert counts == {escape(HOSTILE): 50, "kernel:read": 50, "Python or unknown": 103}
 
 
 def test_rates_are_the_growth_of_counters(shown: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 const FLAME_ROW = 18;
 
 class Flame {
-  /** names(node): {text, group, lines}; parents: by node. */
+  /** names(box's name): {text, group, lines}; parents: by node. */
   constructor(names, parents, colours) {
     this.names = names;
     this.colours = colours;
@@ -20,12 +20,15 @@ class Flame {
     this.listen(this.surface.canvas);
   }
 
-  /** rows: [group, node, value]; unit(value) is what a value is called. */
+  /**
+   * rows: [group, node, value, leaf], the last one left out or null where there is none;
+   * unit(value) is what a value is called.
+   */
   show(rows, unit) {
     this.unit = unit;
     this.root = { name: "all", value: 0, parent: null, children: new Map(), depth: 0 };
-    for (const [group, node, value] of rows) {
-      const frames = [];
+    for (const [group, node, value, leaf] of rows) {
+      const frames = leaf ? [leaf] : [];
       for (let frame = node; frame > 0; frame = this.parents[frame]) frames.push(frame);
       frames.push(group);
       this.root.value += value;

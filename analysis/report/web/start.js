@@ -369,7 +369,7 @@ function networkPanel() {
 // The flame graph ---------------------------------------------------------------------------
 
 function flamePanel() {
-  const { functions, files, parents, nodes, path, cpu } = data.flames;
+  const { functions, files, parents, nodes, path, cpu, places } = data.flames;
   const named = (name) => {
     if (typeof name === "string") return { text: name, group: "", lines: [] };
     const [title, file, line] = functions[nodes[name]];
@@ -382,7 +382,7 @@ function flamePanel() {
   const show = () => {
     const rows = shown.rows
       .filter(([substep]) => shown.keep(substep))
-      .map(([, process, node, value]) => [whoIs(data.processes[process]), node, value]);
+      .map(([, process, node, value, place]) => [groupOf(data.processes[process]), node, value, places[place]]);
     flame.show(rows, shown.unit);
   };
   const steps = [["the whole start", () => true]];
@@ -407,9 +407,14 @@ function flamePanel() {
     flame.status,
   );
   show();
-  const help = "Python functions by the process that ran them; colours tell packages apart. Click to zoom in.";
+  const help =
+    "Python functions by the process that ran them, and the library or the kernel's function they were in;" +
+    " colours tell packages apart. Click to zoom in.";
   return panel("flame", "Flame graph", help, tools, flame.element, legendOf(colours.legend));
 }
+
+/** A part of the server by itself, tools by their program. */
+const groupOf = (process) => (process.part ? whoIs(process) : process.program || process.title);
 
 /** The packages that most of the time was spent in themselves, the first ones first. */
 function packagesBySize(rows, packageOf) {
