@@ -8,11 +8,11 @@ starts are known to differ by.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
-from analysis.sides import Side
+from analysis.sides import Kind, Side
 from analysis.signature import Signatures
 
 ENOUGH_STARTS = 3
@@ -27,7 +27,9 @@ NOTEWORTHY_SHARE = 0.1
 """What moved less than this part of a sub-step's difference isn't behind it."""
 NOTEWORTHY_BYTES = 1_000_000
 NOTEWORTHY_CORES = 0.2
+"""Of other programs: where they use more, starts wait for cores by no fault of their own."""
 
+RUNNABLE: Kind = ("runnable", None)
 _Key = TypeVar("_Key")
 
 
@@ -81,6 +83,8 @@ class Difference:
     title: str
     a: Spread
     b: Spread
+    disturbed_ns: int = 0
+    """How much longer one side waited for a core while other programs used some."""
     moved: tuple[Moved, ...] = ()
     causes: tuple[Cause, ...] = ()
 
@@ -95,7 +99,8 @@ class Difference:
         few = min(len(self.a.values_ns), len(self.b.values_ns)) < ENOUGH_STARTS
         least_ns, share = (FEW_NS, FEW_SHARE) if few else (LEAST_NS, LEAST_SHARE)
         larger_ns = max(self.a.median_ns, self.b.median_ns)
-        return max(self.a.range_ns, self.b.range_ns, least_ns, round(share * larger_ns))
+        equal_ns = max(self.a.range_ns, self.b.range_ns, least_ns, round(share * larger_ns))
+        return equal_ns + self.disturbed_ns
 
     @property
     def is_beyond(self) -> bool:
@@ -112,6 +117,13 @@ class Comparison:
     substeps: tuple[Difference, ...]
     circumstances: tuple[Cause, ...]
     """What differs around the starts: versions, machines, commands, other load."""
+    others_cores: float
+    """The most cores that other programs used during any of the starts."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether starts may have waited for cores that other programs used."""
+        return self.others_cores > NOTEWORTHY_CORES
 
     @property
     def beyond(self) -> tuple[Difference, ...]:
@@ -124,15 +136,21 @@ def compare(a: Side, b: Side, signatures: Signatures) -> Comparison:
     titles: dict[str, str] = {}
     for start in (*a.starts, *b.starts):
         titles |= {substep: start.titles[substep] for substep in start.times_ns}
-    differences = [
-        _difference(substep, title, a, b, signatures) for substep, title in titles.items()
-    ]
+    others_cores = max(start.others_cores or 0 for start in (*a.starts, *b.starts))
+    waits = {substep: _longer_runnable_ns(substep, a, b) for substep in titles}
+    if others_cores <= NOTEWORTHY_CORES:
+        waits = dict.fromkeys(titles, 0)
+    substeps = (
+        _difference(substep, title, a, b, waits[substep], signatures)
+        for substep, title in titles.items()
+    )
     return Comparison(
         a,
         b,
-        Difference("wall", "wall clock", _walls(a), _walls(b)),
-        tuple(sorted(differences, key=lambda each: -abs(each.difference_ns))),
+        Difference("wall", "wall clock", _walls(a), _walls(b), sum(waits.values())),
+        tuple(sorted(substeps, key=lambda each: -abs(each.difference_ns))),
         tuple(_circumstances(a, b)),
+        others_cores,
     )
 
 
@@ -144,13 +162,24 @@ def _times(substep: str, side: Side) -> Spread:
     return Spread(tuple(start.times_ns.get(substep, 0) for start in side.starts))
 
 
-def _difference(substep: str, title: str, a: Side, b: Side, signatures: Signatures) -> Difference:
-    plain = Difference(substep, title, _times(substep, a), _times(substep, b))
+def _longer_runnable_ns(substep: str, a: Side, b: Side) -> int:
+    """How much longer one side's median waited for a core."""
+    in_a, in_b = (
+        median(start.shares_ns.get(substep, {}).get(RUNNABLE, 0) for start in side.starts)
+        for side in (a, b)
+    )
+    return round(abs(in_b - in_a))
+
+
+def _difference(
+    substep: str, title: str, a: Side, b: Side, disturbed_ns: int, signatures: Signatures
+) -> Difference:
+    plain = Difference(substep, title, _times(substep, a), _times(substep, b), disturbed_ns)
     if not plain.is_beyond:
         return plain
     moved = tuple(_moved(substep, plain, a, b))
     causes = tuple(_causes(substep, plain, a, b, signatures))
-    return Difference(substep, title, plain.a, plain.b, moved, causes)
+    return replace(plain, moved=moved, causes=causes)
 
 
 def _moved(substep: str, plain: Difference, a: Side, b: Side) -> list[Moved]:

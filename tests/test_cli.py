@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("bcc", "numpy", "sklearn", "rich", "psutil")
-COMMANDS = ("run", "attach", "analyze", "doctor")
+COMMANDS = ("run", "attach", "analyze", "compare", "doctor")
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

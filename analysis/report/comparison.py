@@ -127,6 +127,11 @@ def _verdicts(comparison: Comparison) -> list[str]:
             f"{len(comparison.beyond)} of {len(comparison.substeps)} sub-steps differ beyond the"
             f" spread, most of all {first.title}: {_signed(first.difference_ns)} s in B."
         )
+    if comparison.is_disturbed:
+        lines.append(
+            f"Other programs used up to {comparison.others_cores:.1f} cores during a start: what"
+            " either side waited longer for a core is part of the spread."
+        )
     counts = [len(side.starts) for side in (comparison.a, comparison.b)]
     if min(counts) < ENOUGH_STARTS:
         lines.append(

@@ -215,6 +215,36 @@ def test_circumstances_are_told(start: Starts) -> None:
     assert (cause.subject, cause.a, cause.b) == ("cores used by other programs", 0, 1.5)
 
 
+@pytest.mark.parametrize(("others_cores", "beyond"), [(0.1, True), (1.0, False)])
+def test_waiting_for_cores_that_others_used_is_no_difference(
+    start: Starts, others_cores: float, beyond: bool
+) -> None:
+    def wait(until_ms: int) -> Callable[[Story], object]:
+        def add(story: Story) -> None:
+            story.events += [
+                ThreadRan(at(0) // BUCKET_NS * BUCKET_NS, ROOT, ROOT.pid, 0, 1),
+                ThreadWaited(
+                    at(100),
+                    at(until_ms),
+                    at(100),
+                    ROOT,
+                    ROOT.pid,
+                    WaitState.PREEMPTED,
+                    (),
+                    None,
+                    None,
+                ),
+                Reading(at(0), "machine_busy_ns", "", 0),
+                Reading(at(1), "machine_busy_ns", "", others_cores * until_ms * MS),
+            ]
+
+        return add
+
+    comparison = compared([start(wait(300), config=300)], [start(wait(1500), config=1500)])
+    assert bool(comparison.beyond) is comparison.wall.is_beyond is beyond
+    assert ("Other programs used up to 1.0 cores" in printed(comparison)) is not beyond
+
+
 # Reports
 
 
