@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,16 @@ class TracedStart:
 
 
 def trace_start(
-    coldtrace: Path, command: list[object], folder: Path, caches: Path, on_line: OnLine
+    coldtrace: Path,
+    command: list[object],
+    folder: Path,
+    caches: Path,
+    on_line: OnLine,
+    options: Sequence[str] = (),
 ) -> TracedStart:
     """Run vLLM's `command` under `coldtrace run`, to its end, with its caches in `caches`."""
     trace, result = folder / "start.coldtrace", folder / "result.json"
-    recording = [coldtrace, "run", "-o", trace, "--json", result, "--"]
+    recording = [coldtrace, "run", *options, "-o", trace, "--json", result, "--"]
     process = subprocess.Popen(
         [str(word) for word in [*recording, *command]],
         stdout=subprocess.PIPE,
