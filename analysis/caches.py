@@ -13,7 +13,7 @@ from analysis.signature import CacheSignature, Signatures
 from tracer.trace import CachedFile, Trace
 
 WARM, PARTLY, COLD, UNUSED, UNKNOWN = "warm", "partly warm", "cold", "unused", "unknown"
-ALL, NOTHING = 0.99, 0.01
+ALL, NOTHING = 0.95, 0.05
 """Shares of a file from which it counts as cached, and up to which as not."""
 
 

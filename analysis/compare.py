@@ -116,7 +116,7 @@ class Comparison:
     wall: Difference
     substeps: tuple[Difference, ...]
     circumstances: tuple[Cause, ...]
-    """What differs around the starts: versions, machines, commands, other load."""
+    """What differs around the starts: versions, machines, caches, commands, other load."""
     others_cores: float
     """The most cores that other programs used during any of the starts."""
 
@@ -242,12 +242,17 @@ def _cache_causes(substep: str, a: Side, b: Side, signatures: Signatures) -> Ite
         for start in (*a.starts, *b.starts)
         for kind in start.files.get(substep, {})
     }
+    yield from (cause for cache, cause in _unequal_caches(a, b) if cache in used)
+
+
+def _unequal_caches(a: Side, b: Side) -> Iterator[tuple[str, Cause]]:
+    """The ids of the caches that weren't equally warm, and how warm they were."""
     states = [_states(side) for side in (a, b)]
     titles = {cache.id: cache.title for start in a.starts for cache in start.result.caches}
     for cache, title in titles.items():
         in_a, in_b = (of.get(cache, "unknown") for of in states)
-        if cache in used and in_a != in_b:
-            yield Cause(title.lower(), "text", in_a, in_b)
+        if in_a != in_b:
+            yield cache, Cause(title.lower(), "text", in_a, in_b)
 
 
 def _states(side: Side) -> dict[str, str]:
@@ -267,6 +272,7 @@ def _circumstances(a: Side, b: Side) -> Iterator[Cause]:
             in_a, in_b = (of.get(name, "-") for of in pair)
             if in_a != in_b:
                 yield Cause(f"{kind}{name}", "text", in_a, in_b)
+    yield from (cause for _, cause in _unequal_caches(a, b))
     words = [
         dict.fromkeys(w for start in side.starts for w in start.result.command) for side in (a, b)
     ]

@@ -44,7 +44,7 @@ def states(folder: Path, story: Story, **meta: object) -> dict[str, CacheState]:
 
 @pytest.mark.parametrize(
     ("held", "state"),
-    [(1000, "warm"), (995, "warm"), (500, "partly warm"), (10, "cold"), (0, "cold")],
+    [(1000, "warm"), (950, "warm"), (500, "partly warm"), (50, "cold"), (0, "cold")],
 )
 def test_the_page_cache_by_class_of_file(tmp_path: Path, held: int, state: str) -> None:
     story = Story().sample(10, "main")
