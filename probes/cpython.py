@@ -905,12 +905,17 @@ def decode_text(
     if kind not in _UNIT_FORMATS:
         return _UNKNOWN_TEXT
     count = min(len(raw) // kind, length)
-    units = struct.unpack_from(f"<{count}{_UNIT_FORMATS[kind]}", raw)
-    text = "".join(chr(unit) if unit <= sys.maxunicode else _UNKNOWN_TEXT for unit in units)
-    text = text.encode("utf-8", "backslashreplace").decode()
+    text = raw[:count].decode("latin-1") if kind == 1 else _decode_wide(raw, count, kind)
     if count == length:
         return text
     return _ELLIPSIS + text if keep_end else text + _ELLIPSIS
+
+
+def _decode_wide(raw: bytes, count: int, kind: int) -> str:
+    """Unit by unit: a codec would join surrogates, and refuse what is no character."""
+    units = struct.unpack_from(f"<{count}{_UNIT_FORMATS[kind]}", raw)
+    text = "".join(chr(unit) if unit <= sys.maxunicode else _UNKNOWN_TEXT for unit in units)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _kind(state: int, version: tuple[int, int]) -> int:

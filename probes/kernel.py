@@ -563,6 +563,7 @@ class _Surroundings:
     def use(self, bpf: Any) -> None:
         """Take the kernel's stacks and symbols from `bpf`."""
         stacks = bpf["kernel_stacks"]
+        bpf.ksym(0)  # the first question makes bcc read all symbols: not during a start
         self._stacks = KernelStacks(
             lambda stack: list(stacks.walk(stack)),
             lambda address: bpf.ksym(address).decode("utf-8", "backslashreplace"),
