@@ -149,6 +149,7 @@ class KernelSource:
             self._lookups.attach(os.getpid())
         self._ring = RingBuffer(self._bpf["events"].map_fd, self._ring_bytes)
         _give_back_memory()
+        self._bpf.ksym(0)  # the first question makes bcc read all symbols: not during a start
 
     def follow(self, process: ProcessId) -> None:
         """Observe `process`, its threads and, from now on, its children. One
@@ -563,7 +564,6 @@ class _Surroundings:
     def use(self, bpf: Any) -> None:
         """Take the kernel's stacks and symbols from `bpf`."""
         stacks = bpf["kernel_stacks"]
-        bpf.ksym(0)  # the first question makes bcc read all symbols: not during a start
         self._stacks = KernelStacks(
             lambda stack: list(stacks.walk(stack)),
             lambda address: bpf.ksym(address).decode("utf-8", "backslashreplace"),
