@@ -130,6 +130,29 @@ class CacheState:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What held a start back from outside.
+
+    `allowed_cpus` is the least that a process was allowed of the machine's `cpus`;
+    `quota_cpus` what its threads may use in all, set by `cgroup`; None for no limit.
+    `throttled_ns` and `memory_pressure_ns` are by sub-step, the most first. Cores are
+    means over the start: those that other programs used, and the hypervisor took.
+    """
+
+    cpus: int | None
+    allowed_cpus: float | None
+    quota_cpus: float | None
+    cgroup: str | None
+    throttled_ns: Mapping[str, int]
+    memory_pressure_ns: Mapping[str, int]
+    others_cores: float
+    stolen_cores: float
+    numa_nodes: int
+    lowest_hz: float | None
+    highest_hz: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Beside:
     """A process that ran beside a link, and how much longer it could have taken."""
 
@@ -270,6 +293,7 @@ class Result:
     attribution: Attribution
     critical_path: tuple[Link, ...]
     caches: tuple[CacheState, ...]
+    limits: Limits | None
 
     @property
     def wall_ns(self) -> int:

@@ -14,7 +14,6 @@ from analysis.result import UNATTRIBUTED, Result, Segment
 from analysis.start import Start
 from probes.events import BUCKET_NS
 from tracer.errors import UsageError
-from tracer.trace import Trace
 
 SUFFIX = ".coldtrace"
 MAX_STARTS = 1000
@@ -70,7 +69,7 @@ class Measured:
             {substep: _files(start, of) for substep, of in spans.items()},
             _packages(start),
             start.trace.meta.get("host", {}),
-            _others_cores(start.trace, result),
+            result.limits.others_cores if result.limits else None,
         )
 
 
@@ -128,21 +127,6 @@ def _packages(start: Start) -> dict[str, int]:
         for package, time_ns in time_by_package(roots).items():
             totals[package] = totals.get(package, 0) + time_ns
     return totals
-
-
-def _others_cores(trace: Trace, result: Result) -> float | None:
-    """By the machine's time on its cores less that of the start's processes."""
-    machine: list[float] = []
-    own: dict[str, float] = {}
-    for reading in trace.readings():
-        if result.start_ns <= reading.ts_ns <= result.end_ns:
-            if reading.name == "machine_busy_ns":
-                machine.append(reading.value)
-            elif reading.name == "process_cpu_ns":
-                own[reading.subject] = reading.value
-    if len(machine) < 2 or not result.wall_ns:
-        return None
-    return max(machine[-1] - machine[0] - sum(own.values()), 0) / result.wall_ns
 
 
 # Sides -----------------------------------------------------------------------------------

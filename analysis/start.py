@@ -10,6 +10,7 @@ from pathlib import Path
 from analysis.attribution import Attributor
 from analysis.caches import caches_of
 from analysis.critical_path import CriticalPath
+from analysis.limits import limits_of
 from analysis.modules import ModuleNode, imports_of, is_import, programs_of
 from analysis.reasons import Reasons
 from analysis.result import (
@@ -170,6 +171,7 @@ class Start:
             attribution=self.attribution,
             critical_path=self.critical_path,
             caches=self._caches(),
+            limits=limits_of(self.trace, self.segments, self.end_ns),
         )
 
     def is_part(self, process_id: int) -> bool:

@@ -11,6 +11,7 @@ from analysis.result import (
     CacheState,
     Cores,
     Failure,
+    Limits,
     Link,
     ProcessLife,
     Result,
@@ -42,6 +43,7 @@ def _result(result: Result) -> dict[str, Any]:
         "processes": [_process(life, result) for life in result.processes],
         "failure": None if result.failure is None else _failure(result.failure),
         "caches": [_cache(cache) for cache in result.caches],
+        "limits": None if result.limits is None else _limits(result.limits),
         "versions": dict(result.versions),
         "overhead": {
             "recorder_cpu_s": overhead.recorder_cpu_s,
@@ -134,6 +136,28 @@ def _process(life: ProcessLife, result: Result) -> dict[str, Any]:
         "start_s": _seconds(life.start_ns - result.start_ns),
         "end_s": None if end_ns is None else _seconds(end_ns - result.start_ns),
         "wait_status": life.wait_status,
+    }
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    by_substep = {
+        "throttled_s": limits.throttled_ns,
+        "memory_pressure_s": limits.memory_pressure_ns,
+    }
+    return {
+        "cpus": limits.cpus,
+        "allowed_cpus": limits.allowed_cpus,
+        "quota_cpus": limits.quota_cpus,
+        "cgroup": limits.cgroup,
+        **{
+            name: {substep: _seconds(time_ns) for substep, time_ns in times_ns.items()}
+            for name, times_ns in by_substep.items()
+        },
+        "others_cores": limits.others_cores,
+        "stolen_cores": limits.stolen_cores,
+        "numa_nodes": limits.numa_nodes,
+        "lowest_hz": limits.lowest_hz,
+        "highest_hz": limits.highest_hz,
     }
 
 

@@ -19,6 +19,7 @@ from analysis.modules import time_by_package
 from analysis.report.attribution import attribution_lines, together, verdict
 from analysis.report.caches import caches_line
 from analysis.report.cells import function_times, in_seconds, role_title, safe, unnamed, who
+from analysis.report.limits import limits_line
 from analysis.result import UNATTRIBUTED, Failure, ProcessLife, Result, Segment, SubstepTime
 from analysis.start import Start
 from tracer.text import escape
@@ -158,6 +159,9 @@ def remarks(start: Start) -> Iterator[str]:
     if compilers:
         yield compilers
     yield caches_line(result)
+    limits = limits_line(result)
+    if limits:
+        yield limits
 
 
 def _absent(result: Result) -> dict[str, list[str]]:

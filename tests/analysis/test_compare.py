@@ -235,7 +235,7 @@ def test_waiting_for_cores_that_others_used_is_no_difference(
                     None,
                 ),
                 Reading(at(0), "machine_busy_ns", "", 0),
-                Reading(at(1), "machine_busy_ns", "", others_cores * until_ms * MS),
+                Reading(at(until_ms), "machine_busy_ns", "", others_cores * until_ms * MS),
             ]
 
         return add
