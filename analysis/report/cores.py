@@ -11,19 +11,24 @@ from probes.events import BUCKET_NS
 from tracer.text import escape
 
 TOP_GROUPS = 7
+MAX_BUCKETS = 3000
+MAX_CELLS = 400_000
+"""Of all cores together. A start that is longer has wider buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The time on the CPU of the traced processes in buckets of BUCKET_NS.
+    """The time on the CPU of the traced processes, bucket by bucket.
 
-    first_ns: when the first bucket begins; a whole one may begin before the start.
+    first_ns: when the first bucket begins, as a rule a little before the start.
+    bucket_ns: how long each is.
     busy_ns: by core, by bucket.
     owners: by core, by bucket, the process (its id) that had most of it, None for none.
     groups: by what processes are, most first, the small ones as one: ns by bucket.
     """
 
     first_ns: int
+    bucket_ns: int
     busy_ns: dict[int, list[int]]
     owners: dict[int, list[int | None]]
     groups: dict[str, list[int]]
@@ -31,31 +36,39 @@ class Cores:
 
 def cores_of(start: Start) -> Cores | None:
     """None where nobody watched the cores."""
-    first = start.begin_ns // BUCKET_NS
-    buckets = max(-(-start.end_ns // BUCKET_NS) - first, 1)
-    busy_ns: dict[int, list[int]] = {}
-    most_ns: dict[int, list[int]] = {}
-    owners: dict[int, list[int | None]] = {}
+    cpus = {ran.cpu for life in start.result.processes for ran in start.trace.ran(life.id)}
+    if not cpus:
+        return None
+    bucket_ns = width_ns(start, len(cpus))
+    first, count = start.begin_ns // bucket_ns, count_of(start, bucket_ns)
+    busy_ns = {cpu: [0] * count for cpu in sorted(cpus)}
+    most_ns = {cpu: [0] * count for cpu in cpus}
+    owners: dict[int, list[int | None]] = {cpu: [None] * count for cpu in cpus}
     groups: dict[str, list[int]] = {}
     for life in start.result.processes:
-        group = groups.setdefault(group_title(start, life), [0] * buckets)
+        group = groups.setdefault(group_title(start, life), [0] * count)
         own_ns: dict[tuple[int, int], int] = {}
         for ran in start.trace.ran(life.id):
-            bucket = ran.ts_ns // BUCKET_NS - first
-            if 0 <= bucket < buckets:
+            bucket = ran.ts_ns // bucket_ns - first
+            if 0 <= bucket < count:
                 own_ns[ran.cpu, bucket] = own_ns.get((ran.cpu, bucket), 0) + ran.ran_ns
                 group[bucket] += ran.ran_ns
         for (cpu, bucket), ran_ns in own_ns.items():
-            if cpu not in busy_ns:
-                busy_ns[cpu], most_ns[cpu] = [0] * buckets, [0] * buckets
-                owners[cpu] = [None] * buckets
             busy_ns[cpu][bucket] += ran_ns
             if ran_ns > most_ns[cpu][bucket]:
                 most_ns[cpu][bucket], owners[cpu][bucket] = ran_ns, life.id
-    if not busy_ns:
-        return None
-    by_cpu = dict(sorted(busy_ns.items()))
-    return Cores(first * BUCKET_NS, by_cpu, owners, _largest(groups))
+    return Cores(first * bucket_ns, bucket_ns, busy_ns, owners, _largest(groups))
+
+
+def width_ns(start: Start, cpus: int = 1) -> int:
+    """The width of buckets that don't get too many: BUCKET_NS or a multiple of it."""
+    most = max(min(MAX_BUCKETS, MAX_CELLS // cpus) - 1, 1)  # the last one may be cut in two
+    return BUCKET_NS * max(-(-count_of(start, BUCKET_NS) // most), 1)
+
+
+def count_of(start: Start, bucket_ns: int) -> int:
+    """How many buckets there are from the first moment to the last."""
+    return max(-(-start.end_ns // bucket_ns) - start.begin_ns // bucket_ns, 1)
 
 
 def group_title(start: Start, life: ProcessLife) -> str:

@@ -18,7 +18,6 @@ from analysis.report.folded import names_of
 from analysis.report.lines import lines_of
 from analysis.report.shares import waited_for
 from analysis.start import Start
-from probes.events import BUCKET_NS
 from tracer.text import escape
 
 Cell = str | int | float | None
@@ -111,9 +110,11 @@ def _files(start: Start) -> Iterator[Row]:
 
 def _cores(start: Start) -> Iterator[Row]:
     cores = cores_of(start)
-    for cpu, busy_ns in (cores.busy_ns if cores else {}).items():
+    if cores is None:
+        return
+    for cpu, busy_ns in cores.busy_ns.items():
         for bucket, ran_ns in enumerate(busy_ns):
-            begin_ns = bucket * BUCKET_NS + (cores.first_ns if cores else 0)
+            begin_ns = cores.first_ns + bucket * cores.bucket_ns
             yield cpu, _since(start, begin_ns), _seconds(ran_ns)
 
 

@@ -23,7 +23,6 @@ from analysis.report.terminal import closing_lines, headline, remarks
 from analysis.result import KINDS, ProcessLife, SourceState, SubstepTime
 from analysis.result import Cores as CoreUse
 from analysis.start import Start
-from probes.events import BUCKET_NS
 from probes.source import SourceStats
 from tracer.text import escape
 
@@ -167,11 +166,11 @@ def _cores(start: Start, processes: dict[int, int]) -> dict[str, Any] | None:
         return None
     return {
         "from": _micros(cores.first_ns - start.begin_ns),
-        "bucket": _micros(BUCKET_NS),
+        "bucket": _micros(cores.bucket_ns),
         "cores": [
             {
                 "cpu": cpu,
-                "busy": [_per_mille(ran_ns) for ran_ns in busy_ns],
+                "busy": [round(1000 * ran_ns / cores.bucket_ns) for ran_ns in busy_ns],
                 "owners": [
                     -1 if owner is None else processes[owner] for owner in cores.owners[cpu]
                 ],
@@ -179,14 +178,10 @@ def _cores(start: Start, processes: dict[int, int]) -> dict[str, Any] | None:
             for cpu, busy_ns in cores.busy_ns.items()
         ],
         "groups": [
-            {"title": title, "busy": [_per_mille(ran_ns) for ran_ns in values]}
+            {"title": title, "busy": [round(1000 * ran_ns / cores.bucket_ns) for ran_ns in values]}
             for title, values in cores.groups.items()
         ],
     }
-
-
-def _per_mille(ran_ns: int) -> int:
-    return round(1000 * ran_ns / BUCKET_NS)
 
 
 def _line(start: Start, line: Line) -> dict[str, Any]:

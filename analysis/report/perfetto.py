@@ -21,7 +21,7 @@ from analysis.report.lines import lines_of
 from analysis.report.terminal import headline
 from analysis.result import ProcessLife, Segment
 from analysis.start import Start
-from probes.events import BUCKET_NS, SampleCause
+from probes.events import SampleCause
 from tracer.text import escape
 from tracer.trace import Wait
 
@@ -76,11 +76,12 @@ class _Events:
     def add_counters(self) -> None:
         """Cores and lines."""
         cores = cores_of(self._start)
-        for cpu, busy_ns in (cores.busy_ns if cores else {}).items():
-            first_ns = cores.first_ns if cores else 0
-            for bucket, ran_ns in enumerate([*busy_ns, 0]):
-                ts_ns = first_ns + bucket * BUCKET_NS
-                self._counter(f"CPU {cpu} busy", "%", ts_ns, ran_ns * 100 / BUCKET_NS)
+        if cores is not None:
+            for cpu, busy_ns in cores.busy_ns.items():
+                for bucket, ran_ns in enumerate([*busy_ns, 0]):
+                    ts_ns = cores.first_ns + bucket * cores.bucket_ns
+                    share = ran_ns * 100 / cores.bucket_ns
+                    self._counter(f"CPU {cpu} busy", "%", ts_ns, share)
         for line in lines_of(self._start):
             name = f"{line.title}: {line.subject}" if line.subject else line.title
             for ts_ns, value in zip(line.times_ns, line.values, strict=True):

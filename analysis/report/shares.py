@@ -6,10 +6,11 @@ from typing import Any
 
 from analysis.attribution import Tally
 from analysis.report.cells import who
+from analysis.report.cores import count_of, width_ns
 from analysis.result import KINDS, Link, TimeShares
 from analysis.start import Start
 from analysis.waits import Doing
-from probes.events import BUCKET_NS, WaitState
+from probes.events import WaitState
 from tracer.text import escape
 from tracer.trace import Wait
 
@@ -56,47 +57,58 @@ def link(
     }
 
 
-def threads(start: Start) -> list[dict[str, Any]] | None:
+def threads(start: Start) -> dict[str, Any] | None:
     """What the critical path and each main thread did, by kind, bucket by bucket, in per
     mille; None where nobody saw it."""
     if not any(start.trace.ran(process_id) for process_id in start.trace.processes):
         return None
-    first = start.begin_ns // BUCKET_NS
-    count = max(-(-start.end_ns // BUCKET_NS) - first, 1)
-    path = [Tally() for _ in range(count)]
+    buckets = _Buckets(start)
+    path = buckets.tallies()
     for segment in start.segments:
         if not segment.missed:
-            _spend(start, segment.process_id, segment.start_ns, segment.end_ns, path)
-    rows = [{"title": "The critical path", "kinds": _by_kind(path)}]
+            buckets.spend(segment.process_id, segment.start_ns, segment.end_ns, path)
+    rows = [{"title": "The critical path", "kinds": buckets.by_kind(path)}]
     for life in start.result.processes:
         if start.is_part(life.id):
-            tallies = [Tally() for _ in range(count)]
+            tallies = buckets.tallies()
             end_ns = start.end_ns if life.end_ns is None else min(life.end_ns, start.end_ns)
-            _spend(start, life.id, max(life.start_ns, start.begin_ns), end_ns, tallies)
-            rows.append({"title": who(start, life), "kinds": _by_kind(tallies)})
-    return rows
+            buckets.spend(life.id, max(life.start_ns, start.begin_ns), end_ns, tallies)
+            rows.append({"title": who(start, life), "kinds": buckets.by_kind(tallies)})
+    from_us = round((buckets.first * buckets.width_ns - start.begin_ns) / 1000)
+    return {"from": from_us, "bucket": round(buckets.width_ns / 1000), "rows": rows}
 
 
-def _spend(start: Start, process_id: int, begin_ns: int, end_ns: int, tallies: list[Tally]) -> None:
-    """Add what a main thread did to the tallies of the buckets from `begin_ns` on."""
-    pid = start.trace.processes[process_id].pid
-    first = start.begin_ns // BUCKET_NS
-    at_ns = begin_ns
-    while at_ns < end_ns:
-        bucket = at_ns // BUCKET_NS
-        until_ns = min((bucket + 1) * BUCKET_NS, end_ns)
-        start.attributor.spend(process_id, pid, at_ns, until_ns, tallies[bucket - first])
-        at_ns = until_ns
+class _Buckets:
+    """Shares out what threads did."""
 
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self.width_ns = width_ns(start)
+        self.first = start.begin_ns // self.width_ns
 
-def _by_kind(tallies: list[Tally]) -> dict[int, list[int]]:
-    """Per mille of a bucket by kind, of those kinds that there are."""
-    times = [tally.shares() for tally in tallies]
-    return {
-        number: values
-        for number, kind in enumerate(KINDS)
-        if any(values := [round(1000 * each.of(kind) / BUCKET_NS) for each in times])
-    }
+    def tallies(self) -> list[Tally]:
+        """One for each bucket."""
+        return [Tally() for _ in range(count_of(self._start, self.width_ns))]
+
+    def spend(self, process_id: int, begin_ns: int, end_ns: int, tallies: list[Tally]) -> None:
+        """Add what a main thread did from `begin_ns` to `end_ns`."""
+        pid = self._start.trace.processes[process_id].pid
+        at_ns = begin_ns
+        while at_ns < end_ns:
+            bucket = at_ns // self.width_ns
+            until_ns = min((bucket + 1) * self.width_ns, end_ns)
+            tally = tallies[bucket - self.first]
+            self._start.attributor.spend(process_id, pid, at_ns, until_ns, tally)
+            at_ns = until_ns
+
+    def by_kind(self, tallies: list[Tally]) -> dict[int, list[int]]:
+        """Per mille of a bucket by kind, of those kinds that there are."""
+        times = [tally.shares() for tally in tallies]
+        return {
+            number: values
+            for number, kind in enumerate(KINDS)
+            if any(values := [round(1000 * each.of(kind) / self.width_ns) for each in times])
+        }
 
 
 def waits(start: Start, processes: dict[int, int]) -> list[list[Any]]:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -131,7 +132,7 @@ def perfetto(folder: Path, file: Path, port: int) -> Iterator[Callable[[str], li
     ]
     with chromium(folder) as driver, subprocess.Popen(viewer, stdout=subprocess.DEVNULL) as server:
         try:
-            open_page(driver, f"http://127.0.0.1:{port}")
+            open_page(driver, port)
             yield lambda sql: json.loads(driver.execute_async_script(ASK, sql))
         finally:
             server.terminate()
@@ -149,22 +150,26 @@ window.app.trace.engine.query(sql).then((result) => {
 """
 
 
-def open_page(driver: Any, url: str) -> None:
+def open_page(driver: Any, port: int) -> None:
     """Wait until the server answers, and until the page has read the trace."""
-    from selenium.common.exceptions import WebDriverException
 
+    def is_served() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    def is_read() -> bool:
+        return bool(driver.execute_script("return !!(window.app && window.app.trace)"))
+
+    wait_for(is_served)
+    driver.get(f"http://127.0.0.1:{port}")
+    wait_for(is_read)
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if driver.current_url.startswith(url):
-                if driver.execute_script("return !!(window.app && window.app.trace)"):
-                    return
-            else:
-                driver.get(url)
-        except WebDriverException:
-            pass
+    while not happened():
+        assert time.monotonic() < deadline, f"{happened.__name__} didn't come true"
         time.sleep(0.2)
-    pytest.fail("Perfetto didn't open the trace")
 
 
 def test_perfetto_itself_reads_it(start: Start, tmp_path: Path, free_port: int) -> None:

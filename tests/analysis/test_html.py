@@ -18,10 +18,10 @@ from analysis.report import lines
 from analysis.report.html import to_html
 from analysis.report.page import page
 from analysis.start import Start
-from probes.events import Reading
+from probes.events import BUCKET_NS, Reading, ThreadRan
 from tests.analysis.chromium import chromium
 from tests.analysis.hostile import END_MS, HOSTILE, hostile_story
-from tests.analysis.synthetic import Story, at
+from tests.analysis.synthetic import ROOT, Story, at
 from tracer.text import escape
 
 MS = 1000  # µs
@@ -113,11 +113,11 @@ def test_cores_are_told_bucket_by_bucket(shown: dict[str, Any]) -> None:
 
 def test_a_thread_is_told_by_what_it_did(shown: dict[str, Any]) -> None:
     kinds = [kind for kind, _ in shown["kinds"]]
-    path, server, engine = shown["threads"]
+    path, server, engine = shown["threads"]["rows"]
     assert (path["title"], server["title"]) == ("The critical path", "Server (pid 100)")
     assert server["kinds"][str(kinds.index("lock"))][10] == 1000
     assert engine["kinds"][str(kinds.index("disk"))][7] == 190  # woken a millisecond early
-    for row in shown["threads"]:
+    for row in shown["threads"]["rows"]:
         assert max(map(sum, zip(*row["kinds"].values(), strict=True))) <= 1001
 
 
@@ -162,6 +162,20 @@ def test_a_gpu_that_idles_has_a_line_and_one_that_is_not_there_none(tmp_path: Pa
     found = lines.lines_of(story.start(tmp_path / "gpu", END_MS))
     (gpu,) = [line for line in found if "GPU" in line.title]
     assert (gpu.title, gpu.unit, gpu.subject, gpu.values) == ("GPU busy", "%", "gpu0", [0, 0, 0])
+
+
+def test_a_very_long_start_has_wider_buckets(tmp_path: Path) -> None:
+    hour_ms = 3_600_000
+    story = Story()
+    for minute in range(60):
+        ts_ns = at(minute * 60_000) // BUCKET_NS * BUCKET_NS
+        story.events.append(ThreadRan(ts_ns, ROOT, 100, minute % 2, BUCKET_NS))
+    data = page(story.start(tmp_path, hour_ms))
+    cores = data["cores"]
+    assert cores["bucket"] == 1200 * MS
+    assert len(cores["cores"][0]["busy"]) <= 3000
+    assert sum(map(sum, (core["busy"] for core in cores["cores"]))) == 60 * 83  # of 1.2 s
+    assert len(data["threads"]["rows"][0]["kinds"]["14"]) <= 3000
 
 
 def test_what_nobody_saw_is_absent(tmp_path: Path) -> None:

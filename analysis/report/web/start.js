@@ -171,7 +171,7 @@ function coreLanes() {
     if (owner >= 0) lines.push(`mostly ${whoIs(data.processes[owner])}`);
     return lines;
   });
-  heat.note = "100 ms a cell";
+  heat.note = `${duration(cores.bucket)} a cell`;
   heat.legend = [["idle", "heat-0"], ["busy", "heat-1"]];
   return [stack, heat];
 }
@@ -179,17 +179,18 @@ function coreLanes() {
 /** What the critical path and each main thread did, as shares of every 100 ms. */
 function threadLane() {
   if (!data.threads) return null;
-  const rows = data.threads.map(({ kinds }) =>
+  const threads = data.threads.rows;
+  const rows = threads.map(({ kinds }) =>
     Object.entries(kinds).map(([kind, busy]) => ({ title: kindTitle(kind), busy, fill: () => kindColour(kind) })),
   );
-  const labels = data.threads.map(({ title }) => title);
+  const labels = threads.map(({ title }) => title);
   const describe = (busy, index, from, row) => [
     `${labels[row]} at ${seconds(from)}`,
     ...busy.map((group) => `${group.title}: ${(group.busy[index] / 10).toFixed(0)} %`),
   ];
-  const lane = new StackLane("Running or waiting", rows, data.cores, { top: 1, rowHeight: 34, labels, describe });
+  const lane = new StackLane("Running or waiting", rows, data.threads, { top: 1, rowHeight: 34, labels, describe });
   lane.note = "the critical path, then the main thread of each process";
-  const kinds = new Set(data.threads.flatMap(({ kinds: each }) => Object.keys(each)));
+  const kinds = new Set(threads.flatMap(({ kinds: each }) => Object.keys(each)));
   lane.legend = [...kinds].sort((one, other) => one - other).map((kind) => [kindTitle(kind), kindName(kind)]);
   return lane;
 }
