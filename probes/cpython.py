@@ -18,10 +18,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from probes import proc
 from probes.elf import ElfError, ElfFile, ProbePoint, Segment, Symbol, probe_offset
 
 NONE = 0xFFFFFFFF
@@ -393,7 +393,8 @@ def _load_images(pid: int) -> list[_Loaded]:
 
 
 def _executable_mappings(pid: int) -> Iterator[_Mapping]:
-    with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
+    # newline: a mapped file's name may hold "\r"
+    with open(f"/proc/{pid}/maps", errors="surrogateescape", newline="\n") as lines:
         for _, line in zip(range(MAX_MAPPINGS), lines, strict=False):
             parts = line.rstrip("\n").split(maxsplit=5)
             if len(parts) < 6 or "x" not in parts[1] or parts[4] == "0":
@@ -797,7 +798,10 @@ def _with_thread_ids(
     """
     if not threads:
         raise _NotInitialisedError("it has no thread yet")
-    own = {_namespace_ids(f"/proc/{pid}/status")[-1]}
+    inner_pid = proc.namespace_pid(pid)
+    if inner_pid is None:
+        raise ProcessLookupError(pid)
+    own = {inner_pid}
     direct = [thread_native_id(memory, layout, thread) for thread in threads]
     if template.has_native_id:
         if own & set(direct):
@@ -834,33 +838,18 @@ def _tid_offset(memory: ProcessMemory, pthreads: list[int], tids: set[int]) -> i
 
 
 def _shares_parents_memory(pid: int, memory: ProcessMemory, pthreads: list[int]) -> bool:
-    try:
-        parent = int(_status_field(f"/proc/{pid}/status", "PPid")[0])
-        parents_ids = set(_task_ids(parent))
-    except OSError:
-        return False
+    now = proc.stat(pid)
+    parents_ids = set() if now is None else set(_task_ids(now.parent_pid))
     return _tid_offset(memory, pthreads, parents_ids) is not None
 
 
 def _task_ids(pid: int) -> Iterator[int]:
     """The process's threads, as numbered in its own PID namespace."""
-    for _, task in zip(range(MAX_THREADS), os.listdir(f"/proc/{pid}/task"), strict=False):
-        try:
-            yield _namespace_ids(f"/proc/{pid}/task/{task}/status")[-1]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # that thread has ended
-
-
-def _namespace_ids(status: str) -> list[int]:
-    """A task's id in each PID namespace, outermost first."""
-    return [int(number) for number in _status_field(status, "NSpid")]
-
-
-def _status_field(status: str, name: str) -> list[str]:
-    for line in Path(status).read_text(errors="replace").splitlines():
-        if line.startswith(f"{name}:"):
-            return line.split()[1:]
-    raise ProcessLookupError(status)
+    tasks = proc.PROC / str(pid) / "task"
+    for task in proc.threads(pid)[:MAX_THREADS]:
+        inner_tid = proc.namespace_pid(task, tasks)
+        if inner_tid is not None:  # else that thread has ended
+            yield inner_tid
 
 
 _FRAMES_LOOKED_AT = 16

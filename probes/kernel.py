@@ -362,7 +362,7 @@ class KernelSource:
         """True when nothing more is to be learnt about the process."""
         try:
             found = cpython.find_interpreter(process.pid)
-        except PermissionError:  # it is protected even from root
+        except OSError:  # protected even from root, or on a file system that fails
             return True
         if isinstance(found, cpython.NoPython):
             return False

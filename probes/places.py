@@ -59,7 +59,8 @@ def _covering(starts: list[int], ranges: list[tuple[int, str]], address: int) ->
 
 def _executable_ranges(pid: int) -> Iterable[tuple[int, int, str]]:
     try:
-        with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
+        # newline: a mapped file's name may hold "\r"
+        with open(f"/proc/{pid}/maps", errors="surrogateescape", newline="\n") as lines:
             for _, line in zip(range(MAX_MAPPINGS), lines, strict=False):
                 parts = line.rstrip("\n").split(maxsplit=5)
                 if "x" in parts[1]:
@@ -73,7 +74,8 @@ def _executable_ranges(pid: int) -> Iterable[tuple[int, int, str]]:
 def c_library(pid: int) -> str | None:
     """A path that leads to exactly the C library that a process maps; None where
     none is found."""
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/maps", errors="replace") as lines:
+    path = f"/proc/{pid}/maps"
+    with suppress(OSError), open(path, errors="replace", newline="\n") as lines:
         for _, line in zip(range(MAX_MAPPINGS), lines, strict=False):
             if _C_LIBRARY.search(line):
                 start, end = (int(part, 16) for part in line.split()[0].split("-"))

@@ -118,7 +118,7 @@ def descendants(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 
 def _status_number(pid: int, label: bytes, column: int, proc: Path) -> int | None:
     text = _read(proc / str(pid) / "status", _STATUS_BYTES)
-    for line in (text or b"").splitlines():
+    for line in (text or b"").split(b"\n"):  # the name, which comes first, may hold "\r"
         if line.startswith(label):
             try:
                 return int(line[len(label) :].split()[column])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from probes import cpython
+from probes import cpython, places
 from probes.cpython import (
     NONE,
     CPythonLayout,
@@ -36,6 +36,7 @@ from probes.cpython import (
     decode_text,
     find_interpreter,
 )
+from probes.events import ProcessId
 from tests.probes.pythons import STACKS, every_python, told
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -385,6 +386,28 @@ def test_a_program_without_python():
         found = find_interpreter(process.pid)
         process.kill()
     assert isinstance(found, NoPython)
+
+
+@needs_root
+@pytest.mark.parametrize("name", [b"\rNSpid: x", b"\x0bNSpid: x"])
+def test_what_a_process_calls_itself_is_no_line_of_its_status(name):
+    program = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}); {SLEEP}"
+    with running([*HERE, "-c", program]) as (pid, _):
+        assert isinstance(find_interpreter(pid), Interpreter)
+
+
+@needs_root
+def test_the_name_of_a_mapped_file_is_no_mapping(tmp_path):
+    file = tmp_path / "code\rzz-zz r-xp 0 0 1 y"
+    file.write_bytes(bytes(4096))
+    program = (
+        "import mmap, sys\nwith open(sys.argv[1], 'rb') as file:\n"
+        f" mapped = mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_EXEC)\n{SLEEP}"
+    )
+    with running([*HERE, "-c", program, str(file)]) as (pid, _):
+        assert isinstance(find_interpreter(pid), Interpreter)
+        assert places.c_library(pid) is not None
+        places.MappedCode().name(ProcessId(pid, 0), 1)  # reads all mappings
 
 
 @needs_root

@@ -118,6 +118,11 @@ def test_status_numbers(tmp_path: Path) -> None:
     assert proc.namespace_pid(40, tmp_path) == 1
 
 
+def test_a_name_is_no_line_of_the_status(tmp_path: Path) -> None:
+    add_process(tmp_path, 40, name="a\rUid: 7\x0bUid: 8", status="Uid:\t1000\t0\t0\t0\n")
+    assert proc.uid(40, tmp_path) == 1000
+
+
 def test_status_without_the_line(tmp_path: Path) -> None:
     add_process(tmp_path, 40, status="Uid:\n")
     assert proc.uid(40, tmp_path) is None
