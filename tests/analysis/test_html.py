@@ -172,9 +172,9 @@ def test_a_very_long_start_has_wider_buckets(tmp_path: Path) -> None:
         story.events.append(ThreadRan(ts_ns, ROOT, 100, minute % 2, BUCKET_NS))
     data = page(story.start(tmp_path, hour_ms))
     cores = data["cores"]
-    assert cores["bucket"] == 1200 * MS
+    assert cores["bucket"] == 1300 * MS
     assert len(cores["cores"][0]["busy"]) <= 3000
-    assert sum(map(sum, (core["busy"] for core in cores["cores"]))) == 60 * 83  # of 1.2 s
+    assert sum(map(sum, (core["busy"] for core in cores["cores"]))) == 60 * 77  # of 1.3 s
     assert len(data["threads"]["rows"][0]["kinds"]["14"]) <= 3000
 
 
