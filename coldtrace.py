@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 UNTIL = ("ready", "exit")
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+OUTPUT_ERRORS = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
+"""Why standard output couldn't be written, if the error names no file."""
 
 
 def until(_context: click.Context, _param: click.Parameter, value: str) -> str | float:
@@ -451,13 +454,33 @@ def main() -> None:
     from tracer.errors import ColdtraceError
     from tracer.text import escape
 
-    if sys.stderr is None:  # closed by the caller; print would take standard output instead
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    _replace_closed_streams()
     try:
-        cli()
+        try:
+            cli()
+        finally:
+            sys.stdout.flush()
     except ColdtraceError as error:
         click.echo(f"coldtrace: {escape(error.message)}", err=True)
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still in the buffer
+        if error.errno != errno.EPIPE:  # a reader that has seen enough is no error to tell
+            click.echo(f"coldtrace: can't write to standard output: {error.strerror}", err=True)
+        sys.exit(1)
+
+
+def _replace_closed_streams() -> None:
+    """Python has None where the caller closed a stream: print would write nothing, or what
+    is for standard error to standard output. What is for standard output must not vanish:
+    a descriptor that can't be written fails."""
+    if sys.stdout is None:
+        unwritable = os.open(os.devnull, os.O_RDONLY)
+        sys.stdout = open(unwritable, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -114,3 +114,22 @@ def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
 def test_terminal_escapes_in_an_error_are_made_visible(tmp_path: Path) -> None:
     done = coldtrace("analyze", "a\x1b[31m.coldtrace", cwd=tmp_path)
     assert "\\x1b[31m" in one_line(done) and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("to", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("arguments", ["--version", "--help"])
+def test_output_that_cannot_be_written_is_an_error(arguments: str, to: str) -> None:
+    program = Path(sys.executable).with_name("coldtrace")
+    shell = ["sh", "-c", f"{program} {arguments} {to}"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "can't write to standard output: " in one_line(done)
+
+
+def test_a_reader_that_has_seen_enough_is_told_nothing() -> None:
+    program = Path(sys.executable).with_name("coldtrace")
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([program, "--help"], stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
