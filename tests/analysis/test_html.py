@@ -175,7 +175,9 @@ def test_a_very_long_start_has_wider_buckets(tmp_path: Path) -> None:
     assert cores["bucket"] == 1300 * MS
     assert len(cores["cores"][0]["busy"]) <= 3000
     assert sum(map(sum, (core["busy"] for core in cores["cores"]))) == 60 * 77  # of 1.3 s
-    assert len(data["threads"]["rows"][0]["kinds"]["14"]) <= 3000
+    for row in data["threads"]["rows"]:
+        assert row["kinds"]
+        assert max(map(len, row["kinds"].values())) <= 3000
 
 
 def test_what_nobody_saw_is_absent(tmp_path: Path) -> None:
