@@ -28,7 +28,9 @@ from probes.events import (
     ThreadWaited,
     WaitState,
 )
+from tests.analysis.chromium import chromium
 from tests.analysis.synthetic import BEGIN_NS, MS, ROOT, SIGNATURES, Story, at
+from tests.analysis.test_html import Browser
 from tracer.errors import TraceError, UsageError
 
 CACHE = {
@@ -39,6 +41,7 @@ CACHE = {
     "missed": ["trial"],
     "hit": ["config"],
 }
+BEYOND = "section:nth-of-type(2) tr.beyond"
 PERIOD_NS = 10 * MS
 """Of the samples: a sub-step is known to that."""
 TOY = Signatures(SIGNATURES | {"cache": [CACHE]})
@@ -277,6 +280,26 @@ def test_the_page_holds_the_same_and_nothing_that_runs(start: Starts) -> None:
     assert weights["medians"] == pytest.approx([100_000, 800_000], abs=PERIOD_NS / 1000)
     assert data["wall"]["b"] == [1_000_000]
     assert any("400.0 MB in B" in line for line in weights["behind"])
+
+
+def test_the_page_is_drawn_and_asks_for_nothing(start: Starts, tmp_path: Path) -> None:
+    warm = [start(hold_warm, config=200, load=ms) for ms in (100, 110)]
+    file = tmp_path / "comparison.html"
+    file.write_text(to_html(compared(warm, [start(wait_for_disk, config=200, load=800)])))
+    with chromium(tmp_path) as driver:
+        browser = Browser(driver, file.as_uri())
+        assert len(browser.all("section")) == 3
+        [row] = browser.all(f"{BEYOND} th")
+        assert row.text == "Weights"
+        behind = [line.text for line in browser.all("tr.behind li")]
+        assert "page cache: weights: warm in A, cold in B" in behind
+        assert any("<b>m\\x1b[31m" in line for line in behind)
+        bars = browser.all(f"{BEYOND} .side i")
+        assert 0 < bars[0].size["width"] < bars[1].size["width"]
+        assert len(browser.all(f"{BEYOND} .side b")) == 2  # a tick for each of several starts
+        assert "A: 0.110 s (median)" in browser.press(browser.all(f"{BEYOND} .side")[0])
+        assert browser.requests() == [browser.url]
+        assert driver.get_log("browser") == []
 
 
 # Sides, and the door
