@@ -21,6 +21,7 @@ from analysis.waits import ON_CPU, POLL, UNKNOWN, Doing, is_woken_by_thread, ran
 from probes.events import BUCKET_NS, SampleCause
 from tracer.trace import Connection, Lookup, Trace, Wait
 
+KERNEL_SOURCE = "bpf"
 RAN = Doing(ON_CPU)
 RUNNABLE = Doing("runnable")
 THROTTLED = Doing("throttled")
@@ -176,7 +177,7 @@ class Attributor:
         reasons = [
             f"{name} was {source.state}{f': {source.reason}' if source.reason else ''}"
             for name, source in self._trace.sources.items()
-            if source.state != "open" and name == "kernel"
+            if source.state != "open" and name == KERNEL_SOURCE
         ]
         because = f" ({'; '.join(reasons)})" if reasons else ""
         if not self._has_ran:

@@ -26,6 +26,7 @@ from probes.events import (
     ThreadRan,
     WaitState,
 )
+from probes.kernel import KernelSource
 from tests.analysis.synthetic import BEGIN_NS, MS, ROOT, Story, at
 
 FAULT = "io_schedule folio_wait_bit_common filemap_fault handle_mm_fault exc_page_fault"
@@ -97,7 +98,7 @@ def test_a_trace_without_cores_and_waits_says_so(tmp_path: Path) -> None:
     assert why == "Who had the cores was not recorded: where the time went is unknown."
 
 
-def test_a_source_that_was_skipped_is_named(tmp_path: Path) -> None:
+def test_a_source_that_failed_is_named(tmp_path: Path) -> None:
     from tracer.trace import Trace, TraceWriter
 
     path = tmp_path / "t"
@@ -106,10 +107,10 @@ def test_a_source_that_was_skipped_is_named(tmp_path: Path) -> None:
         writer.add(event)
     for key, value in (("root", writer.process_id(ROOT)), ("begin_ns", BEGIN_NS)):
         writer.set_meta(key, value)
-    writer.set_source("kernel", "skipped", "no BPF here")
+    writer.set_source(KernelSource.name, "failed", "no BPF any more")
     writer.close()
     start = Start(Trace.open(path), Story().start(tmp_path, 1).signatures)
-    assert "(kernel was skipped: no BPF here)" in start.attribution.whys[0]
+    assert "(bpf was failed: no BPF any more)" in start.attribution.whys[0]
 
 
 def test_without_waits_the_rest_is_unknown(tmp_path: Path) -> None:
