@@ -19,8 +19,8 @@ class FileUse:
     """One file, all its opens in all processes taken together.
 
     `open_ns` is the time from open to close, added up over `opens`; one that
-    was still open counts until the end of the start. `added_bytes` of it came into the
-    page cache, as a rule from its device; `cached_bytes` were there before the start.
+    was still open counts until its process ended, or the start. `added_bytes` of it came
+    into the page cache, as a rule from its device; `cached_bytes` were there before the start.
     None stands for what nobody saw.
     """
 
@@ -78,7 +78,7 @@ def _use(
 ) -> FileUse:
     kind = start.signatures.file_class(path)
     inodes = {(file.device, file.inode) for file in files if file.inode is not None}
-    closed_ns = (start.end_ns if file.closed_ns is None else file.closed_ns for file in files)
+    closed_ns = (_closed_ns(start, file) for file in files)
     return FileUse(
         path,
         kind.id if kind else UNCLASSED,
@@ -95,6 +95,14 @@ def _use(
         cached.cached_bytes if cached else None,
         cached.file_system if cached else None,
     )
+
+
+def _closed_ns(start: Start, file: File) -> int:
+    """When it was closed, or its process ended, which closes without a word."""
+    if file.closed_ns is not None:
+        return file.closed_ns
+    end_ns = start.trace.processes[file.process_id].end_ns
+    return start.end_ns if end_ns is None else end_ns
 
 
 def _inside(moment_ns: int, spans: list[tuple[int, int]]) -> bool:

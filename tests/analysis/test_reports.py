@@ -16,7 +16,7 @@ from analysis.report import details, terminal
 from analysis.report.json import to_json
 from analysis.start import Start
 from probes.events import FileUsed
-from tests.analysis.synthetic import ROOT, Story, at
+from tests.analysis.synthetic import MS, ROOT, Story, at
 from tracer.errors import TraceError, UsageError
 
 WEIGHTS = "/models/a/model.safetensors"
@@ -138,6 +138,17 @@ def test_names_in_brackets_are_no_markup(tmp_path: Path) -> None:
     start = story.start(tmp_path, 100)
     assert "[red]x:[bold]f" in text(terminal.report(start))
     assert "[red]x:[bold]f" in text(details.step_report(start, "unattributed"))
+
+
+def test_a_file_that_was_left_open_is_closed_by_its_process_end(tmp_path: Path) -> None:
+    story = Story()
+    compiler = story.fork(10, 200)
+    story.events += [
+        FileUsed(at(20), None, compiler, 200, "/a.so", 5, 5, 0),
+        FileUsed(at(20), None, ROOT, ROOT.pid, "/b.so", 5, 4, 0),
+    ]
+    uses = files_of(story.exit(50, compiler).start(tmp_path, 100))
+    assert [(use.path, use.open_ns) for use in uses] == [("/a.so", 30 * MS), ("/b.so", 80 * MS)]
 
 
 def test_files_are_taken_together_by_path(start: Start) -> None:
