@@ -125,7 +125,8 @@ class LimitsSource:
             return []
         for pace in self._paces.values():
             pace.next_ns = self._due_ns = 0
-        told = [*self.poll(0), *self._readings.rest()]
+        told = [*self.poll(0)]
+        rest = [*self._gone, *self._readings.rest()]
         for pid in list(self._processes):
             self._forget(pid)
         for cgroup in self._cgroups.values():
@@ -134,8 +135,8 @@ class LimitsSource:
         self._pressure.close()
         os.close(self._machine_fd)
         self._machine_fd = -1
-        self._seen += len(told)
-        return told
+        self._seen += len(rest)
+        return told + rest
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid, None)

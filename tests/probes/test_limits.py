@@ -89,7 +89,9 @@ def test_every_kind_of_limit_is_read(machine: Path) -> None:
     source = LimitsSource(machine / "proc", machine)
     source.open()
     source.follow(ProcessId(os.getpid(), 1))
-    told = values(source.poll(0), machine) | values(source.close(), machine)
+    readings = [*source.poll(0), *source.close()]
+    assert source.stats().seen == {"reading": len(readings)}
+    told = values(readings, machine)
     pid, tick = str(os.getpid()), 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     v1, v2 = "sys/fs/cgroup/cpu,cpuacct/jobs", "sys/fs/cgroup/unified/in/deep"
     assert told == {
