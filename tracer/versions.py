@@ -36,13 +36,13 @@ class Versions:
         place = _PLACE.match(event.file)
         if place is None or place[3] not in self._wanted:
             return
-        self._wanted.discard(place[3])
         self._versions["python"] = place[2]
-        with suppress(OSError):  # it has ended, or lies elsewhere by now
+        with suppress(OSError):  # it has ended: another process may tell
             for name in list_in_root(event.process.pid, place[1]):
                 found = _METADATA.fullmatch(name)
                 if found and found[1] == place[3]:
                     self._versions[found[1]] = found[2]
+            self._wanted.discard(place[3])
         self._writer.set_meta("versions", self._versions)
         if ENGINE in self._versions:
             self._writer.set_meta("engine", {"name": ENGINE, "version": self._versions[ENGINE]})

@@ -46,6 +46,16 @@ def test_engine_and_libraries(tmp_path: Path, packages: str) -> None:
     }
 
 
+def test_a_process_that_has_ended_leaves_it_to_another(tmp_path: Path, packages: str) -> None:
+    writer = TraceWriter(tmp_path / "t.coldtrace")
+    versions = Versions(writer)
+    ended = ProcessId(1 << 22, 1)  # no pid is that high
+    file = f"{packages}/vllm/a.py"
+    versions.observe([FunctionSeen(5, ended, 1, file, "f", 1), seen(file)])
+    assert writer._rows["meta"][-1] == ("engine", '{"name": "vllm", "version": "0.32.0+cpu"}')
+    writer.discard()
+
+
 def test_what_lies_elsewhere_or_has_gone_tells_nothing(tmp_path: Path) -> None:
     assert versions_of(tmp_path, "/src/vllm/a.py", "<frozen os>", "x/site-packages/vllm/a.py") == {}
 
