@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import platform
 from collections.abc import Iterable
@@ -11,14 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from analysis.features import Node
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_MAP_FAILED = ctypes.c_void_p(-1).value
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-WINDOW_BYTES = 1 << 30
+from probes.cache import look, open_files
 
 
 def this_node(disk_of: Path | None = None) -> Node:
@@ -66,35 +57,13 @@ def _file_system(path: Path, mounts: Path) -> str:
 
 
 def page_cache_share(files: Iterable[Path]) -> float | None:
-    """Share of the files' bytes that is in memory, None where it can't be told.
-
-    Asks mincore(2), which reads nothing in.
-    """
-    pages = resident = 0
-    for path in files:
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                for start in range(0, size, WINDOW_BYTES):
-                    length = min(WINDOW_BYTES, size - start)
-                    count = _resident(file.fileno(), start, length)
-                    if count is None:
-                        return None
-                    resident += count
-                    pages += -(-length // mmap.PAGESIZE)
-        except OSError:
-            return None
-    return resident / pages if pages else None
-
-
-def _resident(descriptor: int, start: int, length: int) -> int | None:
-    address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
-    if address == _MAP_FAILED:
-        return None
+    """Share of the files' bytes that is in memory, None where it can't be told."""
+    opened = open_files(map(str, files))
     try:
-        vector = ctypes.create_string_buffer(-(-length // mmap.PAGESIZE))
-        if _libc.mincore(address, length, vector) != 0:
-            return None
-        return vector.raw.count(b"\x01")
+        looked = look(opened)
     finally:
-        _libc.munmap(address, length)
+        for file in opened:
+            os.close(file.fd)
+    held = [each.cached_bytes for each in looked if each.cached_bytes is not None]
+    size = sum(each.size_bytes for each in looked)
+    return sum(held) / size if size and len(held) == len(looked) else None
