@@ -366,7 +366,7 @@ def test_a_full_disk_stops_the_recording_only(
     source = FakeSource("kernel", [[bench.executed()], functions])
     with bench.recorder(source) as recorder:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
         try:
             recording = recorder.run()
         finally:
