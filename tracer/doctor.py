@@ -32,10 +32,13 @@ _CAPABILITIES = {
 }
 _SUBJECTS = {
     "process.bpf.c": ("process tree", "any trace"),
-    "python.bpf.c": ("Python stacks", "any trace"),
+    "sched.bpf.c": ("cores, waits and stacks", "any trace"),
     "modules.bpf.c": ("module imports", "the exact time of each import"),
     "files.bpf.c": ("files", "which files were read, and how much of them"),
     "sockets.bpf.c": ("sockets", "the moment at which the server is ready"),
+    "disk.bpf.c": ("disks", "which bytes came from a device, and which files were waited for"),
+    "network.bpf.c": ("the network", "which addresses and names were waited for"),
+    "driver.bpf.c": ("GPU drivers", "the calls of a GPU's driver"),
 }
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}
 _SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
@@ -143,7 +146,7 @@ def mount_tracefs() -> bool:
 
 def check_tracepoints(subject: str) -> Check:
     """The tracepoints that one subject needs."""
-    title, lost = _SUBJECTS.get(subject, (subject, subject))
+    title, lost = _SUBJECTS[subject]
     wanted = kernel.tracepoints(subject)
     lacking = [name for name in wanted if not _exists(TRACEFS / "events" / name)]
     detail = f"no {', '.join(lacking)}" if lacking else ", ".join(wanted) or "needs none"

@@ -80,13 +80,19 @@ def test_tracefs_that_cannot_be_mounted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_tracepoints_that_the_kernel_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "TRACEFS", tmp_path)
-    for name in kernel.tracepoints("python.bpf.c"):
+    for name in kernel.tracepoints("disk.bpf.c"):
         (tmp_path / "events" / name).mkdir(parents=True)
-    assert doctor.check_tracepoints("python.bpf.c").found
+    assert doctor.check_tracepoints("disk.bpf.c").found
     files = doctor.check_tracepoints("files.bpf.c")
     assert not files.found and not files.needed and "syscalls/sys_enter_openat" in files.detail
     process = doctor.check_tracepoints("process.bpf.c")
     assert not process.found and process.needed and "sched/sched_process_exec" in process.detail
+
+
+@pytest.mark.parametrize("subject", [*kernel.REQUIRED, *kernel.OPTIONAL])
+def test_every_subject_is_told_in_words(subject: str) -> None:
+    check = doctor.check_tracepoints(subject)
+    assert ".bpf.c" not in check.name + check.lost
 
 
 @pytest.mark.parametrize(
