@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 from errno import EINPROGRESS
 from pathlib import Path
@@ -326,3 +328,17 @@ def test_the_time_of_an_analysis_grows_with_its_events(tmp_path: Path) -> None:
     few, many = busy_start(tmp_path / "few", 1_500), busy_start(tmp_path / "many", 15_000)
     few_s = min(seconds_of(few) for _ in range(3))
     assert seconds_of(many) < 13 * few_s
+
+
+def test_a_long_start_is_analysed_in_no_time(tmp_path: Path) -> None:
+    """With 75,000 samples, 25,000 waits and twice as many times that a thread ran."""
+    path = busy_start(tmp_path / "long", 25_000)
+    program = (
+        "import resource, sys, time\n"
+        "from analysis.start import Start\n"
+        "Start.open(sys.argv[1]).result\n"
+        "print(time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    run = [sys.executable, "-c", program, path]
+    cpu_s, peak_kib = subprocess.check_output(run, text=True).split()
+    assert float(cpu_s) < 3 and int(peak_kib) < 400_000
