@@ -22,7 +22,7 @@ from probes.limits import LimitsSource
 from probes.pyspy import PySpySource
 from probes.source import Source
 from tracer import doctor, launch, target, waiter, warmth
-from tracer.errors import ColdtraceError, NotPermitted
+from tracer.errors import ColdtraceError, NotPermitted, UsageError
 from tracer.owner import Owner
 from tracer.recorder import Recorder, Until
 from tracer.session import ReadyRule, Session
@@ -86,10 +86,11 @@ def run(command: Sequence[str], options: Options, analysis: Analysis) -> NoRetur
     if options.cold:
         warmth.cool(command, user, environment, say)
     cached = CachedFiles(warmth.warmth(command, user, environment))
+    trace = options.output or _new_name(command[0])
+    _require_json(options.json, trace, caller)
     mask = waiter.block()
     launched = launch.start(command, user, environment, mask)
     pid = launched.process.pid
-    trace = options.output or _new_name(command[0])
     stop = _Stop(pid)
     try:
         with _recorder(
@@ -134,9 +135,10 @@ def attach(pid: int, options: Options, analysis: Analysis) -> NoReturn:
     caller = _caller()
     owner = Owner.named(options.user) if options.user else caller
     root = target.check(pid, owner, anyones=caller.uid == 0 and options.user is None)
+    trace = options.output or _new_name(target.program_name(root.pid))
+    _require_json(options.json, trace, caller)
     stop = _Stop(None)
     waiter.block()
-    trace = options.output or _new_name(target.program_name(root.pid))
     with _recorder(root, trace, caller, options, analysis, stop) as recorder:
         recording = recorder.run()
     _report(trace, caller, options, analysis)
@@ -248,6 +250,22 @@ def _caller() -> Owner:
         raise NotPermitted(f"tracing needs root: sudo {program} {' '.join(sys.argv[1:2])} ...")
     doctor.mount_tracefs()
     return Owner.of_caller(os.environ)
+
+
+def _require_json(path: Path | None, trace: Path, caller: Owner) -> None:
+    """Raise now, not after a long start, if `path` can't be written, or is the trace's."""
+    if path is None:
+        return
+    if path.absolute() == trace.absolute():
+        raise UsageError(f"{path} is the trace itself; choose another file for --json")
+    with caller.acting():
+        try:
+            exists = os.path.lexists(path)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600))
+            if not exists:
+                os.unlink(path)
+        except OSError as error:
+            raise ColdtraceError(f"can't write {path}: {error.strerror}") from error
 
 
 def _new_name(program: str) -> Path:

@@ -209,6 +209,20 @@ def test_a_file_that_exists_is_left_alone(folder: Path) -> None:
     assert not (folder / "started").exists()
 
 
+@pytest.mark.parametrize(
+    ("json", "status", "said"),
+    [("t.coldtrace", 2, "is the trace itself"), ("none/r.json", 1, "No such file or directory")],
+)
+def test_nothing_starts_whose_json_cannot_be_written(
+    folder: Path, json: str, status: int, said: str
+) -> None:
+    arguments = ["run", "-o", "t.coldtrace", "--json", json, "--", "touch", "started"]
+    with coldtrace(folder, *arguments) as process:
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == status and said in errors and errors.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["server"]
+
+
 def test_an_unknown_user(folder: Path) -> None:
     with coldtrace(folder, "run", "--user", "no-such-user", "--", "true") as process:
         _, errors = process.communicate(timeout=30)
