@@ -89,7 +89,7 @@ def folders(pid: int, trees: list[Hierarchy], proc: Path = PROC) -> list[str]:
     One that isn't below what is mounted here (another container's) is left out.
     """
     found: list[str] = []
-    for line in _read(str(proc / str(pid) / "cgroup")).splitlines():
+    for line in _read(str(proc / str(pid) / "cgroup")).split("\n"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         for tree in trees:
             # an empty list of controllers is the unified tree

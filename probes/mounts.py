@@ -29,7 +29,7 @@ def mounts(proc: Path = PROC) -> list[Mount]:
     """What is mounted, in the order of mounting; lines that can't be read are left out."""
     try:
         with open(proc / "self" / "mountinfo", "rb") as file:
-            lines = os.fsdecode(file.read(MAX_BYTES)).splitlines()
+            lines = os.fsdecode(file.read(MAX_BYTES)).split("\n")
     except OSError:
         return []
     return [mount for line in lines if (mount := _mount(line))]

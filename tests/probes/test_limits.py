@@ -235,6 +235,8 @@ def test_cgroups_of_another_container_are_left_out(tmp_path: Path) -> None:
     trees = [cgroups.Hierarchy("", "/sys/fs/cgroup", "/mine")]
     write(tmp_path, {"7/cgroup": "0::/../other\n", "8/cgroup": "0::/miners/x\n", "9/cgroup": "z\n"})
     assert [cgroups.folders(pid, trees, tmp_path) for pid in (7, 8, 9, 10)] == [[], [], [], []]
+    write(tmp_path, {"7/cgroup": "0::/mine/a\x0b0::/mine/b\n"})  # a name is no line
+    assert "/sys/fs/cgroup/b" not in cgroups.folders(7, trees, tmp_path)
     write(tmp_path, {"7/cgroup": "0::/mine\n"})
     assert cgroups.folders(7, trees, tmp_path) == ["/sys/fs/cgroup"]
 
