@@ -89,6 +89,8 @@ def _connect(path: Path, folder: Path) -> sqlite3.Connection:
     else:
         return database
     copy, journal = folder / "trace", folder / "trace-journal"
+    if os.stat(f"{path}-journal").st_size > MAX_FILE_BYTES:
+        raise TraceError(f"{path} has a journal that is too large: over {MAX_FILE_BYTES >> 20} MiB")
     shutil.copyfile(path, copy)
     shutil.copyfile(f"{path}-journal", journal)
     if journal.read_bytes()[-8:] == _JOURNAL_MAGIC:  # it would have SQLite delete a third file

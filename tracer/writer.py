@@ -150,12 +150,13 @@ class TraceWriter:
             self._database.execute("PRAGMA busy_timeout = 5000")
             self.commit()
         finally:
-            self._database.close()
+            with self._writing():  # what was begun is undone, by its file's path
+                self._database.close()
 
     def discard(self) -> None:
         """Close without a commit and remove the file: there was nothing to record."""
-        self._database.close()
         with self._writing():
+            self._database.close()
             self.path.unlink(missing_ok=True)
 
     def _commit(self) -> None:
