@@ -13,6 +13,7 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +36,7 @@ STEPS = [
 ]
 READY_MARGIN_NS = 100_000_000
 UNATTRIBUTED_SHARE = 0.02
+UNKNOWN_SHARE = 0.02
 ENGINE_BEGINS = "Initializing a V1 LLM engine"
 HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -110,6 +112,26 @@ def test_every_nanosecond_is_in_one_place(start: TracedStart) -> None:
     assert result["unattributed_s"] <= UNATTRIBUTED_SHARE * result["wall_s"]
 
 
+def test_every_nanosecond_went_to_something(start: TracedStart) -> None:
+    result = start.result
+    for substep in (substep for step in result["steps"] for substep in step["substeps"]):
+        shares = sum(share["seconds"] for share in substep["shares"])
+        assert shares == pytest.approx(substep["seconds"], abs=1e-6)
+    whole = result["attribution"]["shares"]
+    assert sum(share["seconds"] for share in whole) == pytest.approx(result["wall_s"], abs=1e-6)
+    unknown = sum(share["seconds"] for share in whole if share["kind"] in ("unknown", "cpu"))
+    assert unknown <= UNKNOWN_SHARE * result["wall_s"]
+    assert result["attribution"]["whys"] == []
+
+
+def test_the_critical_path_leads_through_the_processes_to_the_exec(start: TracedStart) -> None:
+    links = start.result["critical_path"]
+    assert links[0]["start_s"] == 0 and links[-1]["end_s"] == start.result["wall_s"]
+    assert all(one["end_s"] == other["start_s"] for one, other in pairwise(links))
+    roles = {process["pid"]: process["role"] for process in start.result["processes"]}
+    assert {roles[link["pid"]] for link in links} >= {"api_server", "engine_core", "worker"}
+
+
 def test_nothing_is_lost_and_the_server_is_unharmed(start: TracedStart) -> None:
     assert start.result["outcome"] == "ready"
     assert start.result["lost_events"] == 0
@@ -150,6 +172,9 @@ def test_a_cold_start_names_its_parts(start: TracedStart) -> None:
     processes = start.result["processes"]
     assert len({process["role"] for process in processes}) >= 4
     assert any("cc1plus" in process["program"] for process in processes)
+    roles = {process["pid"]: process["role"] for process in processes}
+    compilers = [link for link in start.result["critical_path"] if roles[link["pid"]] == "compiler"]
+    assert {link["substep"] for link in compilers} >= {"graph_compile"}
 
 
 @pytest.mark.parametrize("start", ["eager"], indirect=True)
