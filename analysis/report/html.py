@@ -19,7 +19,18 @@ from analysis.report.page import page
 from analysis.start import Start
 
 FOLDER = Path(__file__).parent / "web"
-SCRIPTS = ("base.js", "timeline.js", "flame.js", "tables.js", "start.js")
+SCRIPTS = (
+    "base.js",
+    "timeline.js",
+    "lanes.js",
+    "flame.js",
+    "tables.js",
+    "model.js",
+    "time_panel.js",
+    "panels.js",
+    "start.js",
+)
+"""In this order: what runs at once needs what stands before it."""
 _NO_MARKUP = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 

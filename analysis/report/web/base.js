@@ -54,7 +54,7 @@ function lastNotAbove(sorted, value) {
   return low - 1;
 }
 
-// Colours -----------------------------------------------------------------------------
+// Colours -------------------------------------------------------------------------------
 
 const theme = { cache: new Map(), listeners: [] };
 
@@ -112,7 +112,20 @@ function mixed(from, to, share) {
   return `#${[1, 3, 5].map((at) => mix(at).toString(16).padStart(2, "0")).join("")}`;
 }
 
-// The tooltip --------------------------------------------------------------------------
+/** Which colour is what: entries [text, name of the colour]. */
+function legendOf(entries) {
+  return el(
+    "ul",
+    { class: "legend" },
+    ...entries.map(([text, name]) => {
+      const key = el("i");
+      key.style.background = `var(--${name})`;
+      return el("li", {}, key, text);
+    }),
+  );
+}
+
+// The tooltip ---------------------------------------------------------------------------
 
 const tooltip = el("div", { id: "tooltip", role: "status", "aria-live": "polite" });
 
@@ -133,7 +146,9 @@ function hideTooltip() {
 
 /** Has `element` tell `lines` when it is pointed at or in focus. */
 function explain(element, lines) {
-  element.addEventListener("pointermove", (event) => showTooltip(lines, event.clientX, event.clientY));
+  element.addEventListener("pointermove", (event) =>
+    showTooltip(lines, event.clientX, event.clientY),
+  );
   element.addEventListener("focus", () => {
     const box = element.getBoundingClientRect();
     showTooltip(lines, box.left, box.bottom);
@@ -141,7 +156,7 @@ function explain(element, lines) {
   for (const end of ["pointerleave", "blur"]) element.addEventListener(end, hideTooltip);
 }
 
-// Canvases -----------------------------------------------------------------------------
+// Canvases ------------------------------------------------------------------------------
 
 /** A canvas that is drawn sharply, anew whenever its size or the theme changes. */
 class Surface {

@@ -126,7 +126,8 @@ class Flame {
         const left = box.from * width;
         context.fillRect(left, y, Math.max(size - 0.6, 0.4), FLAME_ROW - 1);
         context.globalAlpha = above || lost ? 0.7 : 1;
-        context.fillStyle = this.pattern && !lost ? "#111" : box.parent ? inkOn(fill) : colour("ink");
+        context.fillStyle =
+          this.pattern && !lost ? "#111" : box.parent ? inkOn(fill) : colour("ink");
         if (lost || above) context.fillStyle = colour("ink");
         boxText(context, text, left, y + FLAME_ROW / 2, size);
         context.globalAlpha = 1;

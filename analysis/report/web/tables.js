@@ -11,7 +11,13 @@ function sortedTable(columns, rows, { sort = 0, keep = null, label }) {
   let all = false;
   let words = "";
   const body = el("tbody");
-  const more = el("button", { type: "button", onclick: () => { all = true; fill(); } });
+  const more = el("button", {
+    type: "button",
+    onclick: () => {
+      all = true;
+      fill();
+    },
+  });
   const headings = columns.map((column, index) => {
     const press = () => {
       const same = order.column === index;
@@ -36,7 +42,12 @@ function sortedTable(columns, rows, { sort = 0, keep = null, label }) {
     more.textContent = `Show all ${kept.length}`;
   };
   fill();
-  const table = el("table", { "aria-label": label }, el("thead", {}, el("tr", {}, ...headings)), body);
+  const table = el(
+    "table",
+    { "aria-label": label },
+    el("thead", {}, el("tr", {}, ...headings)),
+    body,
+  );
   const filter = keep
     ? searchField(`Search in: ${label}`, (text) => {
         words = text.toLowerCase();
@@ -49,7 +60,8 @@ function sortedTable(columns, rows, { sort = 0, keep = null, label }) {
 /** The head of a table that isn't sorted; `numbers` tells the columns of numbers. */
 function headRow(titles, numbers) {
   const cells = titles.map((title, index) =>
-    el("th", { scope: "col", class: numbers.includes(index) ? "number" : null }, title));
+    el("th", { scope: "col", class: numbers.includes(index) ? "number" : null }, title),
+  );
   return el("thead", {}, el("tr", {}, ...cells));
 }
 
@@ -104,12 +116,17 @@ function treeTable(roots, whole, label) {
       for (const child of inside) if (child.node.total > 0.15 * whole) child.open();
     };
     const close = () => {
-      for (const child of inside ?? []) child.close(), child.row.remove();
+      for (const child of inside ?? []) (child.close(), child.row.remove());
       inside = null;
       button.setAttribute("aria-expanded", "false");
     };
     const button = node.children.length
-      ? el("button", { type: "button", class: "twist", "aria-expanded": "false", "aria-label": node.name })
+      ? el("button", {
+          type: "button",
+          class: "twist",
+          "aria-expanded": "false",
+          "aria-label": node.name,
+        })
       : el("span", { class: "twist" });
     button.addEventListener("click", () => (inside ? close() : open()));
     const name = el("td", { class: "tree" }, button, node.name);
