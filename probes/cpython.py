@@ -23,6 +23,7 @@ from typing import Protocol, Self
 
 from probes import proc
 from probes.elf import ElfError, ElfFile, ProbePoint, Segment, Symbol, probe_offset
+from probes.rootfs import open_passive
 
 NONE = 0xFFFFFFFF
 """In a layout: there is no such step."""
@@ -280,8 +281,8 @@ class PythonFile:
 
 def inspect_file(path: str) -> PythonFile | None:
     """The CPython in a file, before a process runs it; None where there is
-    none that is known. Raises OSError where it can't be opened."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    none that is known. Raises OSError where it can't be opened, or is no file."""
+    fd = open_passive(path)
     try:
         analysis = _analyse(fd, is_likely=True)
         if analysis is None or analysis.eval_code is None:

@@ -42,11 +42,25 @@ def open_in_root(pid: int, path: str) -> int:
     neither file nor folder, else as open(2).
     """
     with _found(pid, path) as fd:
-        kind = os.fstat(fd).st_mode
-        # Opening a device can act, opening a FIFO can hang: look first.
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            raise OSError(errno.EINVAL, "neither a regular file nor a folder", path)
-        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return _reopen(fd, path)
+
+
+def open_passive(path: str) -> int:
+    """As open_in_root, of a path as this process sees it."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return _reopen(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _reopen(fd: int, path: str) -> int:
+    """What was found, for reading. Opening a device can act, opening a FIFO can hang:
+    look first."""
+    kind = os.fstat(fd).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise OSError(errno.EINVAL, "neither a regular file nor a folder", path)
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def list_in_root(pid: int, path: str) -> list[str]:

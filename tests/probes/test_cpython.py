@@ -35,6 +35,7 @@ from probes.cpython import (
     UnknownLayout,
     decode_text,
     find_interpreter,
+    inspect_file,
 )
 from probes.events import ProcessId
 from tests.probes.pythons import STACKS, every_python, told
@@ -423,6 +424,13 @@ def test_a_zombie():
         while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.001)
         assert isinstance(find_interpreter(process.pid), NoPython)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_what_is_no_file_is_not_opened(tmp_path, make):
+    make(tmp_path / "python3")
+    with pytest.raises(OSError, match="neither a regular file"):
+        inspect_file(str(tmp_path / "python3"))
 
 
 @needs_root
