@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from analysis.start import Start
+from probes.events import BUCKET_NS
 from tracer.trace import CachedFile, File
 
 UNCLASSED = "other"
@@ -53,8 +54,10 @@ def files_of(start: Start, spans: list[tuple[int, int]] | None = None) -> list[F
         if file.ts_ns < start.end_ns and (spans is None or _inside(file.ts_ns, spans)):
             opens.setdefault(file.path, []).append(file)
     added = _added(start, spans)
-    cached = {file.path: file for file in start.trace.cached_files()}
-    uses = [_use(start, path, files, added, cached.get(path)) for path, files in opens.items()]
+    cached: dict[Inode, CachedFile] = {}
+    for each in start.trace.cached_files():
+        cached.setdefault((each.device, each.inode), each)
+    uses = [_use(start, path, files, added, cached) for path, files in opens.items()]
     return sorted(uses, key=lambda use: (-use.used_bytes, use.first_ns))
 
 
@@ -63,7 +66,7 @@ def _added(start: Start, spans: list[tuple[int, int]] | None) -> dict[Inode, int
     pages = start.trace.page_cache()
     added: dict[Inode, int] = {}
     for each in pages:
-        if spans is None or _inside(each.ts_ns, spans):
+        if spans is None or _inside(each.ts_ns + BUCKET_NS // 2, spans):
             inode = (each.device, each.inode)
             added[inode] = added.get(inode, 0) + each.added_bytes
     return added if pages else None
@@ -74,10 +77,11 @@ def _use(
     path: str,
     files: list[File],
     added: dict[Inode, int] | None,
-    cached: CachedFile | None,
+    cached: dict[Inode, CachedFile],
 ) -> FileUse:
     kind = start.signatures.file_class(path)
     inodes = {(file.device, file.inode) for file in files if file.inode is not None}
+    before = next((cached[inode] for inode in inodes if inode in cached), None)
     closed_ns = (_closed_ns(start, file) for file in files)
     return FileUse(
         path,
@@ -92,8 +96,8 @@ def _use(
         sum(file.read_bytes for file in files),
         sum(file.mapped_bytes for file in files),
         sum(added.get(inode, 0) for inode in inodes) if added is not None and inodes else None,
-        cached.cached_bytes if cached else None,
-        cached.file_system if cached else None,
+        before.cached_bytes if before else None,
+        before.file_system if before else None,
     )
 
 

@@ -71,7 +71,7 @@ def _resources(engine: ProcessId) -> list[Event]:
     events += [
         PagesCached(at(700), engine, DEVICE, INODE, 1_000_000),
         FileUsed(at(650), at(900), engine, 200, HOSTILE, 2_000_000, 500, 10, DEVICE, INODE),
-        FileCached(at(0), HOSTILE, 2_000_000, 1_000_000, HOSTILE, DEVICE, INODE),
+        FileCached(at(0), "./elsewhere", 2_000_000, 1_000_000, HOSTILE, DEVICE, INODE),
         _waited(620, 2800, ROOT, (HOSTILE, "futex_wait"), engine.pid),
         _waited(700, 720, engine, ("folio_wait_bit_common", "filemap_fault"), None),
         Connected(at(640), at(660), engine, 200, "192.0.2.1", 443, 111),
