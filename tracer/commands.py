@@ -248,6 +248,10 @@ def _caller() -> Owner:
     if os.geteuid() != 0:
         program = os.path.abspath(sys.argv[0])
         raise NotPermitted(f"tracing needs root: sudo {program} {' '.join(sys.argv[1:2])} ...")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ColdtraceError("the working directory was deleted; change to another") from None
     doctor.mount_tracefs()
     return Owner.of_caller(os.environ)
 

@@ -223,6 +223,14 @@ def test_nothing_starts_whose_json_cannot_be_written(
     assert [path.name for path in folder.iterdir()] == ["server"]
 
 
+def test_a_working_directory_that_was_deleted(folder: Path) -> None:
+    (folder / "gone").mkdir()
+    shell = f"cd gone; rmdir ../gone; exec {COLDTRACE} run -o {folder}/t.coldtrace -- true"
+    done = subprocess.run(["sh", "-c", shell], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "coldtrace: the working directory was deleted; change to another\n"
+
+
 def test_an_unknown_user(folder: Path) -> None:
     with coldtrace(folder, "run", "--user", "no-such-user", "--", "true") as process:
         _, errors = process.communicate(timeout=30)
