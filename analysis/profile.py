@@ -74,7 +74,7 @@ class Profile:
 @cache
 def reference() -> Reference:
     """The published starts' fit, as it is shipped."""
-    data = json.loads((FOLDER / "fit.json").read_text())
+    data = json.loads((FOLDER / "fit.json").read_text("utf-8"))
     node = Node(**data["node"])
     return Reference(node, Fit.from_json(data["fit"]), tuple(data["half_widths"]))
 

@@ -47,12 +47,12 @@ def document(
     styles: Sequence[str] = ("page.css",),
 ) -> str:
     """A page that shows `data` by `scripts` and `styles`, files of the folder web."""
-    style = "".join((FOLDER / name).read_text() for name in styles)
-    code = "\n".join(['"use strict";', *((FOLDER / name).read_text() for name in scripts)])
+    style = "".join((FOLDER / name).read_text("utf-8") for name in styles)
+    code = "\n".join(['"use strict";', *((FOLDER / name).read_text("utf-8") for name in scripts)])
     policy = (
         f"default-src 'none'; img-src data:; script-src {_digest(code)}; style-src {_digest(style)}"
     )
-    return Template((FOLDER / "page.html").read_text()).substitute(
+    return Template((FOLDER / "page.html").read_text("utf-8")).substitute(
         title=escape_html(title),
         policy=f"{policy}; base-uri 'none'; form-action 'none'",
         style=style,

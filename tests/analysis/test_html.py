@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -72,6 +75,16 @@ def test_nothing_is_fetched_and_nothing_else_may_run(start: Start) -> None:
     assert policy.startswith("default-src 'none'; img-src data:; script-src 'sha256-")
     assert "unsafe" not in policy
     assert "http" not in policy
+
+
+def test_the_locale_changes_no_page(tmp_path: Path) -> None:
+    trace = hostile_story().write(tmp_path, END_MS)
+    ascii_only = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code = "import sys; from analysis.commands import analyze; from pathlib import Path\n"
+    code += "analyze(sys.argv[1], outputs={'html': Path(sys.argv[2])})"
+    page = tmp_path / "page.html"
+    subprocess.run([sys.executable, "-c", code, trace, page], env=ascii_only, check=True)
+    assert page.read_text("utf-8") == to_html(Start.open(trace))
 
 
 def test_every_text_is_safe_to_show(shown: dict[str, Any]) -> None:
