@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 UNTIL = ("ready", "exit")
+MAX_FACTOR = 1e9
+"""Of options that something is multiplied or divided by."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 OUTPUT_ERRORS = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
@@ -52,9 +54,9 @@ def page_cache(_context: click.Context, _param: click.Parameter, value: str | No
 
 
 def positive(_context: click.Context, _param: click.Parameter, value: float | None) -> float | None:
-    """A finite number above 0."""
-    if value is not None and not 0 < value < float("inf"):
-        raise click.BadParameter(f"{value} is no number above 0")
+    """A number above 0 whose products with others stay finite."""
+    if value is not None and not 1 / MAX_FACTOR <= value <= MAX_FACTOR:
+        raise click.BadParameter(f"{value:g} is no number above 0, up to {MAX_FACTOR:g}")
     return value
 
 
@@ -439,7 +441,7 @@ def _load_report(learn: bool) -> Report:
         analyze(trace, stream=sys.stderr)
         if json is not None:
             try:
-                with open(json, "w") as file:
+                with open(json, "w", encoding="utf-8") as file:
                     analyze(trace, json=True, stream=file)
             except OSError as error:
                 raise ColdtraceError(f"can't write {json}: {error.strerror}") from error

@@ -136,6 +136,8 @@ def test_bad_input_is_one_line(home: Path, arguments: list[str], said: str) -> N
         (["predict", "m", "--page-cache", "nan"], "neither cold, warm nor a share"),
         (["predict", "m", "--cpu-speed", "0"], "is no number above 0"),
         (["predict", "m", "--disk-gbps", "inf"], "is no number above 0"),
+        (["predict", "m", "--cpu-speed", "1e-320"], "is no number above 0"),
+        (["predict", "m", "--slo-factor", "1e308"], "is no number above 0"),
         (["predict", "m", "--tp", "0"], "0 is not in the range"),
         (["fit", "--table", "x"], "--table and --models belong together"),
     ],
