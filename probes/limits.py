@@ -20,7 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from probes import cgroups
-from probes.events import Event, ProcessExited, ProcessForked, ProcessFound, ProcessId, Reading
+from probes.events import (
+    Event,
+    ProcessExecuted,
+    ProcessExited,
+    ProcessForked,
+    ProcessFound,
+    ProcessId,
+    Reading,
+)
 from probes.proc import PROC
 from probes.readings import Pace, Readings
 from probes.source import SourceStats, SourceUnavailable
@@ -93,6 +101,8 @@ class LimitsSource:
                     self.follow(event.child)
             elif isinstance(event, ProcessFound):
                 self.follow(event.process)
+            elif isinstance(event, ProcessExecuted):
+                self._join(event.process.pid)
             elif isinstance(event, ProcessExited):
                 self._forget(event.process.pid)
 
@@ -137,6 +147,15 @@ class LimitsSource:
         self._machine_fd = -1
         self._seen += len(rest)
         return told + rest
+
+    def _join(self, pid: int) -> None:
+        """Watch the cgroups of a process at once: what starts one in a cgroup of its own
+        moves it there first, and its counters tell nothing of before the first look."""
+        if pid in self._processes:
+            for folder in cgroups.folders(pid, self._trees, self._proc):
+                if folder not in self._cgroups:
+                    self._cgroups[folder] = _Cgroup(folder)
+                    self._due_ns = self._paces[self._look_at_processes].next_ns = 0
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid, None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from analysis.compare import Comparison, compare
 from analysis.sides import Side
 from analysis.signature import Signatures
 from tests.e2e.start import trace_start
+from tests.tracer.test_observers import make_cgroup, remove_cgroup
 
 pytestmark = pytest.mark.real_vllm
 
@@ -32,16 +34,18 @@ def record(
     new_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Record:
-    """Records one start, until it is ready, with the given options of `run` and of vLLM."""
+    """Records one start, until it is ready, with the given options of vLLM, dropped from the
+    page cache before or not, and started by a launcher or not."""
     caches = tmp_path_factory.mktemp("caches")
 
     def stop_when_ready(process: subprocess.Popen[str], line: str) -> None:
         if line.startswith("coldtrace: the trace is"):
             process.send_signal(signal.SIGINT)
 
-    def one(*vllm_options: str, cold: bool = False) -> Side:
+    def one(*vllm_options: str, cold: bool = False, launcher: Sequence[str] = ()) -> Side:
         arguments = [demo_model, "--host", "127.0.0.1", "--port", new_port()]
-        command = [vllm_bin, "serve", *arguments, "--max-model-len", 1024, *vllm_options]
+        serve = [vllm_bin, "serve", *arguments, "--max-model-len", 1024, *vllm_options]
+        command = [*launcher, *serve]
         folder = tmp_path_factory.mktemp("start")
         options = ["--cold"] if cold else []
         # vLLM 0.32 can't load the artefact that it compiled ahead of time for a CPU
@@ -111,3 +115,35 @@ def test_cold_weights_show_in_their_bytes_and_in_nothing_else(
         "weight_postprocess",
     }
     assert not others
+
+
+def test_a_core_that_has_to_be_shared_shows_as_waiting_for_it(record: Record) -> None:
+    rival = "import os\nos.sched_setaffinity(0, {0})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", rival]) as process:
+        try:
+            [start] = record("--enforce-eager", launcher=["taskset", "-c", "0"]).starts
+        finally:
+            process.kill()
+    result = start.result
+    assert result.limits is not None and result.limits.allowed_cpus == 1
+    for substep in ("imports", "weight_postprocess"):
+        shares = result.attribution.substeps[substep]
+        assert shares.of("runnable") > 0.3 * shares.duration_ns, substep
+    assert result.attribution.cores is not None and result.attribution.cores.several_ns == 0
+
+
+def test_a_quota_shows_as_throttling(record: Record) -> None:
+    group = make_cgroup(quota_cpus=0.6)
+    if group is None:
+        pytest.skip("no cgroup with a CPU quota can be made here")
+    enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    try:
+        [start] = record("--enforce-eager", launcher=["sh", "-c", enter, "sh"]).starts
+    finally:
+        remove_cgroup(group)
+    limits = start.result.limits
+    assert limits is not None and (limits.quota_cpus, limits.cgroup) == (0.6, str(group))
+    assert next(iter(limits.throttled_ns)) == "imports"
+    for substep in ("imports", "weight_postprocess"):
+        shares = start.result.attribution.substeps[substep]
+        assert shares.of("throttled") > 0.15 * shares.duration_ns, substep

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from probes import cgroups, proc
-from probes.events import ProcessExited, ProcessForked, ProcessId, Reading
+from probes.events import ProcessExecuted, ProcessExited, ProcessForked, ProcessId, Reading
 from probes.limits import LimitsSource
 from probes.mounts import file_system, mounts
 from probes.readings import Pace, Readings
@@ -122,6 +122,21 @@ def test_every_kind_of_limit_is_read(machine: Path) -> None:
         ("memory_some_ns", ""): 1_500_000,
         ("memory_full_ns", ""): 500_000,
     }
+
+
+def test_a_cgroup_that_a_program_begins_in_is_seen_at_once(machine: Path) -> None:
+    own = ProcessId(os.getpid(), 1)
+    source = LimitsSource(machine / "proc", machine)
+    source.open()
+    source.follow(own)
+    source.poll(0)
+    write(machine, {"sys/fs/cgroup/unified/new/cpu.stat": V2_STAT})
+    write(machine, {f"proc/{own.pid}/cgroup": "0::/outer/new\n"})
+    assert not source.poll(0)  # nothing is due
+    source.observe([ProcessExecuted(1, own, "a", ("a",), False)])
+    told = values(source.poll(0), machine)
+    assert told["cgroup_throttled_ns", "sys/fs/cgroup/unified/new"] == 77_000
+    source.close()
 
 
 def test_what_is_missing_is_left_out(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def run(coldtrace: Path, folder: Path, model: Path, cold: bool) -> tuple[Start, 
 
 @pytest.mark.real_kernel
 def test_a_quota_is_seen_to_throttle(coldtrace_bin: Path, tmp_path: Path) -> None:
-    group = make_cgroup()
+    group = make_cgroup(quota_cpus=0.25)
     if group is None:
         pytest.skip("no cgroup with a CPU quota can be made here")
     (tmp_path / "model").mkdir()
@@ -185,12 +185,12 @@ def test_a_quota_is_seen_to_throttle(coldtrace_bin: Path, tmp_path: Path) -> Non
     assert seconds > 0.3
 
 
-def make_cgroup() -> Path | None:
-    """A cgroup whose processes may use a quarter of a core."""
-    name = f"coldtrace-test-{os.getpid()}"
+def make_cgroup(quota_cpus: float) -> Path | None:
+    """A cgroup whose processes may use so much of the cores; None where that can't be."""
+    name, quota_us = f"coldtrace-test-{os.getpid()}", round(quota_cpus * 100_000)
     tries = (
-        (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "25000"}),
-        (Path("/sys/fs/cgroup"), {"cpu.max": "25000 100000"}),
+        (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_quota_us": f"{quota_us}"}),  # of 100 ms by default
+        (Path("/sys/fs/cgroup"), {"cpu.max": f"{quota_us} 100000"}),
     )
     for root, values in tries:
         group = root / name
