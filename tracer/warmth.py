@@ -20,8 +20,8 @@ from tracer.owner import Owner
 
 Environment = Mapping[bytes, bytes]
 
-MAX_FILES = 4096
-"""Of one model."""
+MAX_FILES = 512
+"""Of all models together: each is held open, and a process may hold a thousand."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _OTHERS = (".json", ".model", ".txt", ".tiktoken", ".jinja", ".py")
