@@ -22,6 +22,8 @@ Environment = Mapping[bytes, bytes]
 
 MAX_FILES = 512
 """Of all models together: each is held open, and a process may hold a thousand."""
+MAX_ENTRIES = 4096
+"""Of one folder."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _OTHERS = (".json", ".model", ".txt", ".tiktoken", ".jinja", ".py")
@@ -120,7 +122,7 @@ def _of_folder(folder: str) -> Iterator[str]:
     """The model's files in a folder; nothing where it holds none."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in islice(entries, MAX_FILES))
+            names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES))
     except OSError:
         return
     if any(name in _CONFIGS or name.endswith(_WEIGHTS) for name in names):
@@ -158,7 +160,7 @@ def _snapshot(hub: str, name: str) -> str:
         if re.fullmatch(r"[0-9a-f]{40}", revision):
             return os.path.join(folder, "snapshots", revision)
     with suppress(OSError), os.scandir(os.path.join(folder, "snapshots")) as entries:
-        found = sorted(islice(entries, MAX_FILES), key=lambda entry: entry.stat().st_mtime)
+        found = sorted(islice(entries, MAX_ENTRIES), key=lambda entry: entry.stat().st_mtime)
         if found:
             return found[-1].path
     return os.path.join(folder, "snapshots")
