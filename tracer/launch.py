@@ -241,6 +241,11 @@ def _execute(path: bytes, argv: Sequence[str], variables: dict[bytes, bytes]) ->
     try:
         os.execve(path, list(argv), variables)
     except OSError as error:
+        if error.errno == errno.ENOEXEC and _is_binary(path):
+            raise ColdtraceError(
+                f"{os.fsdecode(path)} can't be executed: it is damaged or for another machine",
+                NOT_EXECUTABLE,
+            ) from None
         if error.errno == errno.ENOEXEC:  # a script without #! is the shell's, as in execvp(3)
             os.execve("/bin/sh", ["sh", os.fsdecode(path), *argv[1:]], variables)
         if error.errno == errno.ENOENT:
@@ -248,3 +253,12 @@ def _execute(path: bytes, argv: Sequence[str], variables: dict[bytes, bytes]) ->
                 f"{os.fsdecode(path)}: its interpreter was not found", NOT_EXECUTABLE
             ) from None
         raise
+
+
+def _is_binary(path: bytes) -> bool:
+    """Whether it is no script, as shells tell: by a zero byte in its first line."""
+    try:
+        with open(path, "rb") as file:
+            return b"\0" in file.read(MAX_LINE_BYTES).partition(b"\n")[0]
+    except OSError:  # it may be executed, but not read: nor could a shell read it
+        return True

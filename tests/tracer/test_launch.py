@@ -286,6 +286,18 @@ def test_a_script_whose_interpreter_is_missing(tmp_path: Path) -> None:
     assert error.message == f"{tool}: its interpreter was not found"
 
 
+def test_a_program_for_another_machine_is_not_the_shells(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    program = bytearray(Path("/bin/true").read_bytes())
+    program[18:20] = b"\xff\xff"  # e_machine
+    tool.write_bytes(program)
+    tool.chmod(0o755)
+    launched = launch.start([str(tool)], Owner.of_caller({}), {}, set())
+    with pytest.raises(ColdtraceError, match="for another machine") as caught:
+        launched.release()
+    assert caught.value.exit_status == launch.NOT_EXECUTABLE
+
+
 def test_a_script_without_an_interpreter_is_the_shells(driver: list[str], tmp_path: Path) -> None:
     tool = tmp_path / "tool"
     tool.write_text("echo $1\n")
