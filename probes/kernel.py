@@ -63,6 +63,9 @@ _SUMS: Final = {
 """The maps in which a subject adds up what it sees."""
 FETCH_SUMS_S: Final = 1.0
 
+MAX_PROBED_FILES: Final = 256
+"""Of each kind: as many as `file_layouts` has room for."""
+
 DEFAULT_HZ: Final = 99
 DEFAULT_RING_BYTES: Final = 4 << 20
 
@@ -424,6 +427,8 @@ class _BodyProbes:
             found = cpython.inspect_file(path)
             if found is None or found.identity in self._attached:
                 return
+            if len(self._attached) >= MAX_PROBED_FILES:
+                return
             self._attached.add(found.identity)
             cookie = len(self._attached)
             self._layouts[ctypes.c_uint64(cookie)] = self._layouts.Leaf.from_buffer_copy(
@@ -449,6 +454,8 @@ class _LookupProbes:
             status = os.stat(path)
             identity = (status.st_dev, status.st_ino)
             symbol = elf.exported(["getaddrinfo"]).get("getaddrinfo")
+            if len(self._attached) >= MAX_PROBED_FILES:
+                return
             if identity not in self._attached and symbol is not None:
                 self._attached.add(identity)
                 self._pair.attach(path, probe_offset(elf, symbol).offset)
