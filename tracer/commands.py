@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -273,7 +274,8 @@ def _require_json(path: Path | None, trace: Path, caller: Owner) -> None:
 
 
 def _new_name(program: str) -> Path:
-    name = re.sub(r"[^\w.+-]", "_", os.path.basename(program))[:64]
+    """Never hidden, nor anything that looks like an option."""
+    name = re.sub(r"[^\w.+-]", "_", os.path.basename(program)).lstrip(".-")[:64] or "start"
     return Path(f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.coldtrace")
 
 
@@ -296,7 +298,7 @@ def _report(trace: Path, caller: Owner, options: Options, analysis: Analysis) ->
                 sys.stderr.flush()
             os._exit(0)
     os.waitpid(pid, 0)
-    say(f"the trace is {trace}; `coldtrace analyze {trace}` shows more of it")
+    say(f"the trace is {trace}; `coldtrace analyze {shlex.quote(str(trace))}` shows more of it")
 
 
 def say(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tracer.commands import _new_name
 from tracer.errors import TraceError
 from tracer.trace import Trace
 
@@ -221,6 +223,13 @@ def test_nothing_starts_whose_json_cannot_be_written(
         _, errors = process.communicate(timeout=30)
     assert process.returncode == status and said in errors and errors.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["server"]
+
+
+@pytest.mark.parametrize(
+    ("program", "name"), [("/bin/a b\x1b", "a_b_"), ("-bash", "bash"), ("/..", "start")]
+)
+def test_a_trace_has_a_name_that_can_be_typed(program: str, name: str) -> None:
+    assert re.fullmatch(rf"{name}-\d{{8}}-\d{{6}}\.coldtrace", str(_new_name(program)))
 
 
 def test_a_working_directory_that_was_deleted(folder: Path) -> None:
