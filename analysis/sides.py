@@ -158,6 +158,8 @@ class Side:
 
 def paths_of(name: str) -> list[Path]:
     """The traces that one side's `name` stands for, by name; at least one."""
+    if not name.strip(","):
+        raise UsageError("a side has no name: give a trace, several with commas, or a folder")
     path = Path(name)
     if path.is_dir():
         paths = sorted(islice(path.glob(f"*{SUFFIX}"), MAX_STARTS))

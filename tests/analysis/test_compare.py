@@ -332,6 +332,9 @@ def test_a_start_that_did_not_become_ready_is_left_out(tmp_path: Path) -> None:
 def test_sides_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no trace"):
         Side.open(str(tmp_path))
+    for nothing in ("", ","):
+        with pytest.raises(UsageError, match="a side has no name"):
+            Side.open(nothing)
     with pytest.raises(TraceError, match="no such file"):
         Side.open(str(tmp_path / "none"))
     (tmp_path / "x.coldtrace").write_text("no trace at all, but long enough to be one" * 9)
