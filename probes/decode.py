@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from ipaddress import ip_address
 from socket import AF_INET
@@ -176,11 +175,10 @@ class Decoder:
         end_ns, woken_ns, waker_pid, waker_tid, kernel_stack, state = wire.WAIT.unpack_from(
             record, _BODY
         )
-        end_ns = end_ns or time.monotonic_ns()
         return ThreadWaited(
             ts_ns,
             end_ns,
-            woken_ns or end_ns,
+            woken_ns or end_ns,  # a wake-up that wasn't seen
             process,
             tid,
             _STATES[state],

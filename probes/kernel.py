@@ -34,6 +34,7 @@ from probes.events import (
     ProcessExited,
     ProcessId,
     ThreadRan,
+    WaitState,
 )
 from probes.places import KernelStacks, MappedCode, c_library
 from probes.ring import RingBuffer
@@ -210,17 +211,21 @@ class KernelSource:
         executed) ends with no end time."""
         if self._bpf is None:
             return []
+        threads = {tid.value: thread for tid, thread in self._bpf["known_threads"].items()}
+        for table in ("tracked", "known_threads"):
+            self._bpf[table].clear()  # from here on no program does anything
+        stopped_ns = time.monotonic_ns()
         self._detach()
         events = self._decode_all(
             chain(
                 self._ring.records(),
                 self._unfinished_files(),
                 self._unfinished_bodies(),
-                self._unfinished_waits(),
+                self._unfinished_waits(threads, stopped_ns),
             )
         )
-        events += self._unfinished_runs()
-        events += self._fetch_sums(time.monotonic_ns() + BUCKET_NS)
+        events += self._unfinished_runs(threads, stopped_ns)
+        events += self._fetch_sums(stopped_ns + BUCKET_NS)
         self._final = self.stats()
         self._ring.close()
         self._bpf.cleanup()
@@ -272,31 +277,29 @@ class KernelSource:
                 )
                 yield header + wire.MODULE.pack(0, body.key, at.depth)
 
-    def _unfinished_waits(self) -> Iterator[bytes]:
+    def _unfinished_waits(self, threads: dict[int, Any], stopped_ns: int) -> Iterator[bytes]:
         """The waits of main threads that go on: a server that is ready waits."""
-        threads = self._bpf["known_threads"]
         for tid, wait in self._bpf["off_cpus"].items():
-            with contextlib.suppress(KeyError):
-                thread = threads[tid]
-                if thread.pid == tid.value:
-                    header = wire.HEADER.pack(
-                        wait.left_ns, thread.start_ns, thread.pid, tid.value, wire.Kind.WAIT, 0, 0
-                    )
-                    waker = wait.waker_pid, wait.waker_tid
-                    yield header + wire.WAIT.pack(
-                        0, wait.woken_ns, *waker, wait.kernel_stack, wait.state
-                    )
+            thread = threads.get(tid.value)
+            if thread and thread.pid == tid.value and wait.left_ns < stopped_ns:
+                header = wire.HEADER.pack(
+                    wait.left_ns, thread.start_ns, thread.pid, tid.value, wire.Kind.WAIT, 0, 0
+                )
+                woken_ns, waker = wait.woken_ns, (wait.waker_pid, wait.waker_tid)
+                if wait.state != WaitState.PREEMPTED and not woken_ns:
+                    woken_ns = stopped_ns
+                yield header + wire.WAIT.pack(
+                    stopped_ns, woken_ns, *waker, wait.kernel_stack, wait.state
+                )
 
-    def _unfinished_runs(self) -> Iterator[Event]:
+    def _unfinished_runs(self, threads: dict[int, Any], stopped_ns: int) -> Iterator[Event]:
         """What the threads that are on a core ran since it was last added up."""
-        now_ns, threads = time.monotonic_ns(), self._bpf["known_threads"]
         for tid, since in self._bpf["running"].items():
-            with contextlib.suppress(KeyError):
-                thread = threads[tid]
+            thread = threads.get(tid.value)
+            if thread and since.value < stopped_ns:
                 process = ProcessId(thread.pid, thread.start_ns)
-                ran_ns = max(0, now_ns - since.value)
                 bucket_ns = since.value - since.value % BUCKET_NS
-                yield ThreadRan(bucket_ns, process, tid.value, 0, ran_ns)
+                yield ThreadRan(bucket_ns, process, tid.value, 0, stopped_ns - since.value)
 
     # -- programs ---------------------------------------------------------
 
@@ -334,7 +337,6 @@ class KernelSource:
         the kernel, tens of milliseconds: they wait side by side."""
         from bcc import PerfSWConfig, PerfType
 
-        self._bpf["tracked"].clear()  # from here on no program does anything
         tasks: list[Callable[[], object]] = [
             partial(self._bpf.detach_tracepoint, name) for name in self._bpf.tracepoint_fds
         ]

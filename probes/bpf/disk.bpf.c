@@ -5,7 +5,7 @@
 
 struct request { u64 sector; u32 device; u32 pad; };
 BPF_TABLE("lru_hash", struct request, u64, requests, 8192); /* -> when it was issued */
-BPF_HASH(pages, struct pages_key, struct pages_value, 16384);              /* -> bytes */
+BPF_HASH(pages, struct pages_key, struct pages_value, 65536);              /* -> bytes */
 BPF_HASH(blocks, struct block_key, struct block_value, 4096);
 
 TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache) {

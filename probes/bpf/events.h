@@ -124,7 +124,7 @@ enum wait_state { WAIT_SLEEPING, WAIT_BLOCKED, WAIT_PREEMPTED, WAIT_STOPPED };
 
 struct wait_event {
   struct header h; /* of the thread that waited; ts_ns is when it left the CPU */
-  u64 end_ns;      /* 0: it waits still */
+  u64 end_ns;
   u64 woken_ns;    /* 0: not yet */
   u32 waker_pid;   /* 0: an interrupt, or unseen */
   u32 waker_tid;
