@@ -99,7 +99,7 @@ def observe(
     """The row of a traced start that became ready; raise ColdtraceError for any other.
 
     `model` is its directory, where the trace's own word isn't a path here;
-    `page_cache` the share of the weights that was in memory, None if unknown.
+    `page_cache` the share of the weights that was in memory, None for the trace's own word.
     """
     result = start.result
     if result.outcome != "ready":
@@ -121,7 +121,7 @@ def observe(
         model=features,
         serving=serving,
         caches=Caches(
-            page_cache=page_cache,
+            page_cache=_held_weights(start) if page_cache is None else page_cache,
             compile=compiles,
             kernels_cold=compiles == MISS,
             model_info=MISS if "model_inspection" in roles else HIT,
@@ -147,6 +147,14 @@ def _model_of(start: Start) -> str | Path:
         f"the model of this start, {named or 'which its command does not name'}, isn't a "
         "directory here; say where it is with --model"
     )
+
+
+def _held_weights(start: Start) -> float | None:
+    """The share of the weights that was in memory before the start, None if unknown."""
+    for cache in start.result.caches:
+        if cache.id == "page_cache.weights" and cache.held_bytes is not None and cache.size_bytes:
+            return cache.held_bytes / cache.size_bytes
+    return None
 
 
 def _graph_kb(start: Start) -> float | None:

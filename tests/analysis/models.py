@@ -11,7 +11,8 @@ from typing import Any
 
 from analysis.features import Caches, Model, Node, Serving
 from analysis.observations import Observation
-from tests.analysis.synthetic import Story
+from probes.events import FileCached
+from tests.analysis.synthetic import Story, at
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -97,15 +98,26 @@ def with_model(observation: Observation, **changes: Any) -> Observation:
 
 
 def traced_start(
-    folder: Path, model: Path, weights_ms: int = 500, outcome: str = "ready", **meta: object
+    folder: Path,
+    model: Path,
+    weights_ms: int = 500,
+    outcome: str = "ready",
+    held_bytes: int | None = None,
+    **meta: object,
 ) -> Path:
-    """The trace of a start: 100 ms of configuration, then weights, sampled every 10 ms."""
+    """The trace of a start: 100 ms of configuration, then weights, sampled every 10 ms.
+
+    `held_bytes` of the weights' 96 were in the page cache, None: nobody looked.
+    """
     command = ("/v/bin/vllm", "serve", str(model), "--enforce-eager")
     story = Story(command)
     for ms in range(0, 100, 10):
         story.sample(ms, f"{MAIN} {CONFIG}")
     for ms in range(100, 100 + weights_ms, 10):
         story.sample(ms, f"{MAIN} {WEIGHTS}")
+    if held_bytes is not None:
+        weights = str(model / "model.safetensors")
+        story.events.append(FileCached(at(0), weights, 96, held_bytes, "ext4", 1, 2))
     folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, object] = {"command": command, "versions": {"vllm": "0.32.0"}}
     return story.write(folder, 100 + weights_ms, outcome, **(known | meta))

@@ -45,6 +45,13 @@ def test_a_traced_start_becomes_a_row(tmp_path: Path) -> None:
     assert row.caches.compile == OFF and row.caches.page_cache is None
 
 
+def test_how_cold_the_weights_were_is_the_traces_own_word(tmp_path: Path) -> None:
+    model = whole_model(tmp_path / "m")
+    start = Start.open(traced_start(tmp_path, model, held_bytes=24))
+    assert observe(start).caches.page_cache == 0.25
+    assert observe(start, page_cache=1.0).caches.page_cache == 1.0
+
+
 def test_a_start_that_failed_or_was_joined_is_no_row(tmp_path: Path) -> None:
     model = whole_model(tmp_path / "m")
     failed = traced_start(tmp_path / "a", model, outcome="failed")
