@@ -109,7 +109,7 @@ class KernelStacks:
                 return f"kernel:{_FAULT}"
             prefix = next((p for p in _SYSCALL if name.startswith(p)), "")
             return f"kernel:{name.removeprefix(prefix).removeprefix('asm_')}"
-        return "kernel:entry"
+        return "kernel:unknown"
 
     def _name(self, address: int) -> str:
         name = self._symbols.get(address)

