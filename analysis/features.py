@@ -7,10 +7,12 @@ anyone's, so every length is checked against the file before it is believed.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -295,7 +297,7 @@ def read_safetensors_header(path: Path) -> list[tuple[str, str, int, int]]:
     Source: https://huggingface.co/docs/safetensors (the format's description).
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_file) as file:
             available = os.fstat(file.fileno()).st_size - 8
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
@@ -357,9 +359,18 @@ def _tokenizer_bytes(folder: Path) -> int | None:
     return tiktoken or None
 
 
+def _open_file(path: str, flags: int) -> int:
+    """Never wait for the writer of a pipe; raise OSError for all but a file."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return handle
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_file) as file:
             text = file.read(MAX_JSON_BYTES + 1)
         value = json.loads(text) if len(text) <= MAX_JSON_BYTES else None
     except OSError as error:

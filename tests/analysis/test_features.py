@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ def test_a_header_is_not_believed(tmp_path: Path, content: bytes, said: str) -> 
     with pytest.raises(ColdtraceError) as error:
         read_model(folder)
     assert said in error.value.message and "\n" not in error.value.message
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    os.mkfifo(folder / "extra.safetensors")
+    with pytest.raises(ColdtraceError, match="it is not a file"):
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
