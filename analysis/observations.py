@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from analysis.features import (
     DISABLED,
@@ -82,9 +83,27 @@ class Observation:
 
 
 def _made(kind: type[Row], data: Mapping[str, Any]) -> Row:
-    known = {field.name for field in fields(kind)}
+    known = _TYPES[kind]
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    for key, value in values.items():
+        if key in known and not isinstance(value, known[key]):
+            raise TypeError(f"{key} is {value!r:.40}")
     return kind(**{key: value for key, value in values.items() if key in known})
+
+
+def _types(kind: type) -> dict[str, tuple[type, ...]]:
+    """What a value of each field may be; of a list and a mapping only that it is one."""
+    types = {}
+    for name, hint in get_type_hints(kind).items():
+        choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        plain = tuple(get_origin(choice) or choice for choice in choices)
+        types[name] = (*plain, int) if float in plain else plain
+    return types
+
+
+_TYPES: dict[Any, dict[str, tuple[type, ...]]] = {
+    kind: _types(kind) for kind in (Model, Serving, Caches, Node)
+}
 
 
 # From a trace --------------------------------------------------------------------

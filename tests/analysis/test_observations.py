@@ -82,6 +82,7 @@ def test_a_row_of_another_kind_is_refused() -> None:
         None,
         good | {"seconds": {"a": "b"}},
         good | {"model": {"name": 1, "family": []}} | {"node": 1},
+        good | {"model": good["model"] | {"layers": "x"}},
     ):
         with pytest.raises(ColdtraceError, match="can't be read"):
             Observation.from_json(bad)
