@@ -23,6 +23,8 @@ from tracer.trace import Connection, Lookup, Trace, Wait
 
 KERNEL_SOURCE = "bpf"
 RAN = Doing(ON_CPU)
+RECENT_NS = 30_000_000_000
+"""A wait on the network is for what its thread last asked, if that isn't so long ago."""
 RUNNABLE = Doing("runnable")
 THROTTLED = Doing("throttled")
 DRIVER_CALL = Doing("gpu", "driver call")
@@ -294,7 +296,9 @@ class _Networks:
     def _last_call(self, process_id: int, wait: Wait) -> _Call | None:
         calls = self._calls.get((process_id, wait.tid), [])
         index = bisect_left(calls, wait.woken_ns, key=lambda call: call.ts_ns) - 1
-        return calls[index] if index >= 0 else None
+        if index < 0 or wait.ts_ns - calls[index].end_ns > RECENT_NS:
+            return None
+        return calls[index]
 
 
 def _host(connection: Connection, before: Lookup | None) -> str:

@@ -132,6 +132,8 @@ class KernelSource:
 
     def open(self) -> None:
         """Compile, load and attach. Raises SourceUnavailable."""
+        if os.uname().machine != "x86_64":
+            raise SourceUnavailable("the BPF programs are for x86-64 only")
         self.skipped = missing_subjects()
         for subject in REQUIRED:
             if subject in self.skipped:
@@ -294,12 +296,13 @@ class KernelSource:
 
     def _unfinished_runs(self, threads: dict[int, Any], stopped_ns: int) -> Iterator[Event]:
         """What the threads that are on a core ran since it was last added up."""
-        for tid, since in self._bpf["running"].items():
+        for tid, on in self._bpf["running"].items():
             thread = threads.get(tid.value)
-            if thread and since.value < stopped_ns:
+            if thread and on.since_ns < stopped_ns:
                 process = ProcessId(thread.pid, thread.start_ns)
-                bucket_ns = since.value - since.value % BUCKET_NS
-                yield ThreadRan(bucket_ns, process, tid.value, 0, stopped_ns - since.value)
+                bucket_ns = on.since_ns - on.since_ns % BUCKET_NS
+                ran_ns = stopped_ns - on.since_ns
+                yield ThreadRan(bucket_ns, process, tid.value, on.cpu, ran_ns)
 
     # -- programs ---------------------------------------------------------
 

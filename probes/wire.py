@@ -28,6 +28,7 @@ class Kind(IntEnum):
     PAGES = 13
     BLOCK = 14
     DRIVER = 15
+    STACK = 16
 
 
 FILE_BYTES = 256

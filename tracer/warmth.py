@@ -152,10 +152,18 @@ def _home(environment: Environment, home: str) -> str:
     return os.fsdecode(environment.get(b"HOME", b"")) or home
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a FIFO in its place would never answer otherwise."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _snapshot(hub: str, name: str) -> str:
     """The folder of a model in the hub's cache: what `main` stands for, else the newest."""
     folder = os.path.join(hub, "models--" + name.replace("/", "--"))
-    with suppress(OSError, ValueError), open(os.path.join(folder, "refs/main")) as file:
+    with (
+        suppress(OSError, ValueError),
+        open(os.path.join(folder, "refs/main"), opener=_without_waiting) as file,
+    ):
         revision = file.read(64).strip()
         if re.fullmatch(r"[0-9a-f]{40}", revision):
             return os.path.join(folder, "snapshots", revision)

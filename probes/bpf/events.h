@@ -28,10 +28,11 @@ enum kind {
   KIND_WAIT,
   KIND_CONNECT,
   KIND_LOOKUP,
-  KIND_RAN,    /* these four are added up in maps, which the reader empties: */
-  KIND_PAGES,  /* nothing of them is sent, only losses are counted */
+  KIND_RAN,    /* these are kept in maps for the reader: of them */
+  KIND_PAGES,  /* nothing is sent, only losses are counted */
   KIND_BLOCK,
   KIND_DRIVER,
+  KIND_STACK,  /* of the kernel, in `kernel_stacks` */
   KIND_COUNT,
 };
 

@@ -21,7 +21,7 @@ TRACEPOINT_PROBE(task, task_newtask) {
   if (!start_ns) return 0;
   struct thread t = {.start_ns = *start_ns, .pid = parent};
   if (args->clone_flags & CLONE_THREAD) {
-    known_threads.update(&child, &t);
+    if (known_threads.update(&child, &t)) count_lost(KIND_RAN);
     return 0;
   }
   struct fork_event e = {};

@@ -20,7 +20,8 @@ struct off_cpu {
   s32 kernel_stack;
   u32 state;
 };
-BPF_HASH(running, u32, u64, 32768);              /* tid -> since when, not yet added up */
+struct on_cpu { u64 since_ns; u32 cpu; u32 pad; };
+BPF_HASH(running, u32, struct on_cpu, 32768);    /* tid -> what is not yet added up */
 BPF_HASH(off_cpus, u32, struct off_cpu, 32768);  /* tid -> its wait under way */
 BPF_HASH(ran, struct ran_key, struct ran_value, 16384);
 
@@ -61,10 +62,15 @@ INLINE void tell_wait(u32 tid, struct thread *t, struct off_cpu *o, u64 end_ns) 
   send(&e, sizeof(e), KIND_WAIT, QUIETLY);
 }
 
+INLINE void run_from(u32 tid, u64 now_ns) {
+  struct on_cpu c = {.since_ns = now_ns, .cpu = bpf_get_smp_processor_id()};
+  if (running.update(&tid, &c)) count_lost(KIND_RAN);
+}
+
 INLINE void arrive(u32 tid, u64 now_ns) {
   struct thread *t = known_threads.lookup(&tid);
   if (!t) return;
-  running.update(&tid, &now_ns);
+  run_from(tid, now_ns);
   struct off_cpu *o = off_cpus.lookup(&tid);
   if (!o) return;
   if (tid == t->pid || now_ns - o->left_ns >= TELL_WAITS_OF_NS) tell_wait(tid, t, o, now_ns);
@@ -84,8 +90,8 @@ TRACEPOINT_PROBE(sched, sched_switch) {
   arrive(args->next_pid, now_ns);
   struct thread *t = known_threads.lookup(&tid);
   if (!t) return 0;
-  u64 *since_ns = running.lookup(&tid);
-  if (since_ns) add_stretch(tid, t, *since_ns, now_ns);
+  struct on_cpu *c = running.lookup(&tid);
+  if (c) add_stretch(tid, t, c->since_ns, now_ns);
   running.delete(&tid);
   if (args->prev_state & STATE_DEAD) {
     known_threads.delete(&tid);
@@ -96,6 +102,7 @@ TRACEPOINT_PROBE(sched, sched_switch) {
     o.woken_ns = now_ns;
   else
     o.kernel_stack = kernel_stacks.get_stackid(args, 0);
+  if (o.state != WAIT_PREEMPTED && o.kernel_stack < 0) count_lost(KIND_STACK);
   off_cpus.update(&tid, &o);
 #ifdef SAMPLING
   struct walk *w = begin_leaving(pid, tid, t->start_ns, o.state != WAIT_PREEMPTED, now_ns);
@@ -124,15 +131,16 @@ int on_clock(struct bpf_perf_event_data *ctx) {
   u32 pid = id >> 32, tid = id;
   struct thread *t = known_threads.lookup(&tid);
   if (!t) return 0;
-  u64 *since_ns = running.lookup(&tid);
-  if (since_ns) add_stretch(tid, t, *since_ns, now_ns);
-  running.update(&tid, &now_ns);
+  struct on_cpu *c = running.lookup(&tid);
+  if (c) add_stretch(tid, t, c->since_ns, now_ns);
+  run_from(tid, now_ns);
   struct walk *w = begin_walk(SLOT_CLOCK, CAUSE_ON_CPU, t->start_ns);
   if (!w) return 0;
   if ((s64)ctx->regs.ip >= 0)
     w->sample.ip = ctx->regs.ip;
   else
     w->sample.kernel_stack = kernel_stacks.get_stackid(ctx, 0);
+  if (!w->sample.ip && w->sample.kernel_stack < 0) count_lost(KIND_STACK);
   struct python_layout *layout = layouts.lookup(&pid);
   if (w->frame && layout) {
     has_changed(layout, w->frame, now_ns);
