@@ -6,7 +6,7 @@ import json as json_module
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,10 +235,11 @@ def _check(assumptions: Assumptions) -> None:
 
 
 def _capture_sizes(profile: Profile, count: int | None) -> tuple[int, ...] | None:
-    """As told, or as the last start of the node did."""
+    """As told, or as the last start of the node did that wasn't eager."""
     if count is not None:
         return first_sizes(count)
-    return profile.rows[-1].serving.capture_sizes if profile.rows else None
+    graphs = [row.serving.capture_sizes for row in profile.rows if not row.serving.eager]
+    return graphs[-1] if graphs else None
 
 
 def _caches(
@@ -272,41 +273,45 @@ def _caches(
 
 def _doubts(
     profile: Profile, situation: Situation, prediction: Prediction, told_disk: bool
-) -> list[str]:
+) -> Iterator[str]:
     """What a reader has to know to trust the numbers."""
-    notes = []
-    model = situation.model
     here = this_node()
-    if profile.rows and not same_node(profile.node, here):
-        notes.append(
+    rows = profile.rows
+    if rows and not same_node(profile.node, here):
+        yield (
             f"the profile is of another node, {describe(profile.node)}: "
             f"the numbers are for that, not for {describe(here)}"
         )
-    states = [row.caches.page_cache for row in profile.rows]
-    reads = any(
-        each.resource == DISK and each.amount for sub in prediction.substeps for each in sub.terms
-    )
-    if reads and not told_disk and all(share in (None, 1.0) for share in states):
-        notes.append(
+    if not rows and not here.gpu:
+        yield "this node has no GPU; the published nodes have: trace a start of it"
+    if rows and not told_disk and _reads_unmeasured(profile, prediction):
+        yield (
             "no start of this node is known to have read its weights from the disk: the rate is "
             "that of the published node (--disk-gbps)"
         )
-    if not profile.rows and not here.gpu:
-        notes.append("this node has no GPU; the published nodes have: trace a start of it")
-    known = {family for each in profile.fit.substeps.values() for family in each.families}
-    rows = {row.model.family for row in profile.rows}
-    if model.family not in known | rows:
-        notes.append(
-            f"no start of the architecture {model.family or '(unnamed)'} is known: predicted from "
-            "its sizes alone"
+    family = situation.model.family
+    if family not in _known_families(profile):
+        yield (
+            f"no start of the architecture {family or '(unnamed)'} is known: predicted from its "
+            "sizes alone"
         )
-    unknown = [(each.id, name) for each in prediction.substeps for name in each.unknown]
+    unknown = [f"{each.id} ({name})" for each in prediction.substeps for name in each.unknown]
     if unknown:
-        names = ", ".join(f"{substep} ({name})" for substep, name in unknown)
-        notes.append(f"not known, so not in the total: {names}")
-    if situation.serving.ranks > 1 and all(r.serving.ranks == 1 for r in profile.rows):
-        notes.append("no start with several ranks is known: what they cost is not in the total")
-    return notes
+        yield f"not known, so not in the total: {', '.join(unknown)}"
+    if situation.serving.ranks > 1 and all(row.serving.ranks == 1 for row in rows):
+        yield "no start with several ranks is known: what they cost is not in the total"
+
+
+def _reads_unmeasured(profile: Profile, prediction: Prediction) -> bool:
+    """Whether weights come from a disk that no start of the node has shown."""
+    terms = [term for substep in prediction.substeps for term in substep.terms]
+    reads = any(term.resource == DISK and term.amount for term in terms)
+    return reads and all(row.caches.page_cache in (None, 1.0) for row in profile.rows)
+
+
+def _known_families(profile: Profile) -> set[str | None]:
+    fitted = {family for each in profile.fit.substeps.values() for family in each.families}
+    return {*fitted, *(row.model.family for row in profile.rows)}
 
 
 # check -----------------------------------------------------------------------------------
