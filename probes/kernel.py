@@ -70,6 +70,9 @@ MAX_PROBED_FILES: Final = 256
 DEFAULT_HZ: Final = 99
 DEFAULT_RING_BYTES: Final = 4 << 20
 
+KERNEL_STACKS: Final = 16384
+"""As in common.bpf.h: where the numbers of the second map begin."""
+
 BURST_OF_WALKS: Final = 256
 """Waits of one thread that are walked at once; then one each time as long as"""
 MAIN_REFILL_NS: Final = 1_000_000
@@ -575,9 +578,9 @@ class _Surroundings:
 
     def use(self, bpf: Any) -> None:
         """Take the kernel's stacks and symbols from `bpf`."""
-        stacks = bpf["kernel_stacks"]
+        tables = bpf["kernel_stacks"], bpf["more_kernel_stacks"]
         self._stacks = KernelStacks(
-            lambda stack: list(stacks.walk(stack)),
+            lambda stack: list(tables[stack >= KERNEL_STACKS].walk(stack % KERNEL_STACKS)),
             lambda address: bpf.ksym(address).decode("utf-8", "backslashreplace"),
         )
 

@@ -15,7 +15,13 @@ BPF_HASH(tracked, u32, u64, 16384); /* pid -> start_ns */
 struct thread { u64 start_ns; u32 pid; u32 pad; }; /* start_ns: of its process */
 BPF_HASH(known_threads, u32, struct thread, 32768); /* tid -> whose it is */
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
-BPF_TABLE("stacktrace", int, struct bpf_stacktrace, kernel_stacks, 16384);
+
+/* The kernel's stacks, kept by their hash; those whose place was taken go into
+ * the second map, and are numbered behind the first. */
+#define KERNEL_STACKS 16384
+#define PLACE_IS_TAKEN -17
+BPF_TABLE("stacktrace", int, struct bpf_stacktrace, kernel_stacks, KERNEL_STACKS);
+BPF_TABLE("stacktrace", int, struct bpf_stacktrace, more_kernel_stacks, 4096);
 BPF_PERCPU_ARRAY(seen_count, u64, KIND_COUNT);
 BPF_PERCPU_ARRAY(lost_count, u64, KIND_COUNT);
 BPF_PERCPU_ARRAY(cost_ns, u64, KIND_COUNT); /* time spent in the traced program */
@@ -49,8 +55,10 @@ INLINE void fill_header(struct header *h, u16 kind, u32 size, u64 start_ns) {
   h->size = size;
 }
 
+/* The ring's lock may be given up on (a virtual CPU that holds it is off its
+ * core), so a failure is tried once more before it counts. */
 INLINE void send(void *record, u32 bytes, int kind, u64 how) {
-  if (events.ringbuf_output(record, bytes, how))
+  if (events.ringbuf_output(record, bytes, how) && events.ringbuf_output(record, bytes, how))
     count_lost(kind);
   else
     count_seen(kind);

@@ -157,6 +157,7 @@ INLINE void read_text(char *to, u32 room, u64 from, u64 bytes) {
 INLINE void describe(struct python_layout *layout, struct code *c, u64 key, u64 start_ns) {
   if (told.lookup(&key)) return;
   struct function_event *e = events.ringbuf_reserve(sizeof(*e));
+  if (!e) e = events.ringbuf_reserve(sizeof(*e));
   if (!e) {
     count_lost(KIND_FUNCTION);
     return;

@@ -102,6 +102,10 @@ TRACEPOINT_PROBE(sched, sched_switch) {
     o.woken_ns = now_ns;
   else
     o.kernel_stack = kernel_stacks.get_stackid(args, 0);
+  if (o.kernel_stack == PLACE_IS_TAKEN) {
+    o.kernel_stack = more_kernel_stacks.get_stackid(args, 0);
+    if (o.kernel_stack >= 0) o.kernel_stack += KERNEL_STACKS;
+  }
   if (o.state != WAIT_PREEMPTED && o.kernel_stack < 0) count_lost(KIND_STACK);
   off_cpus.update(&tid, &o);
 #ifdef SAMPLING
@@ -140,6 +144,10 @@ int on_clock(struct bpf_perf_event_data *ctx) {
     w->sample.ip = ctx->regs.ip;
   else
     w->sample.kernel_stack = kernel_stacks.get_stackid(ctx, 0);
+  if (w->sample.kernel_stack == PLACE_IS_TAKEN) {
+    w->sample.kernel_stack = more_kernel_stacks.get_stackid(ctx, 0);
+    if (w->sample.kernel_stack >= 0) w->sample.kernel_stack += KERNEL_STACKS;
+  }
   if (!w->sample.ip && w->sample.kernel_stack < 0) count_lost(KIND_STACK);
   struct python_layout *layout = layouts.lookup(&pid);
   if (w->frame && layout) {

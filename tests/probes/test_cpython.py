@@ -351,6 +351,8 @@ LIBPL = sysconfig.get_config_var("LIBPL") or ""
 LIBS = [*(sysconfig.get_config_var("LIBS") or "").split(), "-lm", "-lz", "-lexpat"]
 # Debian 13's libpython3.13.a lacks the objects of one hash module, which nothing here calls.
 LIBS.append("-Wl,--unresolved-symbols=ignore-all")
+HIDDEN = f"-Wl,--version-script={Path(__file__).parent / 'data' / 'hidden.map'}"
+"""Python's symbols are in .symtab alone."""
 
 
 @needs_root
@@ -361,7 +363,7 @@ LIBS.append("-Wl,--unresolved-symbols=ignore-all")
         ["-fno-pie", "-no-pie", *SHARED],
         ["-fPIE", "-pie", f"{LIBPL}/libpython{VERSION}-pic.a", *LIBS, "-rdynamic"],
         ["-fno-pie", "-no-pie", f"{LIBPL}/libpython{VERSION}.a", *LIBS, "-rdynamic"],
-        ["-fPIE", "-pie", f"{LIBPL}/libpython{VERSION}-pic.a", *LIBS],
+        ["-fPIE", "-pie", f"{LIBPL}/libpython{VERSION}-pic.a", *LIBS, "-rdynamic", HIDDEN],
     ],
     ids=["shared-pie", "shared", "static-pie", "static", "static-pie-symtab"],
 )

@@ -423,7 +423,8 @@ def test_real_program_that_is_no_python() -> None:
     found, _ = trace(["sleep", "5"], subprocesses=False, seconds=1.0)
     assert found.samples == []
     (note,) = found.notes
-    assert "Failed to find python version" in note
+    # On a busy machine py-spy may not come to its verdict in time.
+    assert "Failed to find python version" in note or "before an interpreter was found" in note
     assert found.lost == {"process": 1}
 
 
