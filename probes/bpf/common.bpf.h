@@ -56,12 +56,17 @@ INLINE void fill_header(struct header *h, u16 kind, u32 size, u64 start_ns) {
 }
 
 /* The ring's lock may be given up on (a virtual CPU that holds it is off its
- * core), so a failure is tried once more before it counts. */
+ * core), so a failure counts only when it repeats. */
+#define TRIES 4
+
 INLINE void send(void *record, u32 bytes, int kind, u64 how) {
-  if (events.ringbuf_output(record, bytes, how) && events.ringbuf_output(record, bytes, how))
-    count_lost(kind);
-  else
-    count_seen(kind);
+  for (int i = 0; i < TRIES; i++) {
+    if (!events.ringbuf_output(record, bytes, how)) {
+      count_seen(kind);
+      return;
+    }
+  }
+  count_lost(kind);
 }
 
 INLINE u64 read_u64(u64 address) {

@@ -62,6 +62,7 @@ INLINE int left_out(const char *p, int n) {
 INLINE void send_file(struct file_key *k, struct open_file *f) {
   struct file_event *e = events.ringbuf_reserve(sizeof(*e));
   if (!e) e = events.ringbuf_reserve(sizeof(*e));
+  if (!e) e = events.ringbuf_reserve(sizeof(*e));
   if (!e) {
     count_lost(KIND_FILE);
     return;

@@ -158,6 +158,7 @@ INLINE void describe(struct python_layout *layout, struct code *c, u64 key, u64 
   if (told.lookup(&key)) return;
   struct function_event *e = events.ringbuf_reserve(sizeof(*e));
   if (!e) e = events.ringbuf_reserve(sizeof(*e));
+  if (!e) e = events.ringbuf_reserve(sizeof(*e));
   if (!e) {
     count_lost(KIND_FUNCTION);
     return;
