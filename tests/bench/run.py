@@ -65,7 +65,18 @@ class BenchError(Exception):
 
 
 def coldtrace(file: Path, until: str = "ready") -> list[str]:
-    return [str(COLDTRACE), "run", "--until", until, "--hz", str(HZ), "-o", str(file), "--"]
+    return [
+        str(COLDTRACE),
+        "run",
+        "--no-learn",
+        "--until",
+        until,
+        "--hz",
+        str(HZ),
+        "-o",
+        str(file),
+        "--",
+    ]
 
 
 def py_spy(file: Path) -> list[str]:

@@ -63,7 +63,7 @@ def trace_start(
 ) -> TracedStart:
     """Run vLLM's `command` under `coldtrace run`, to its end, with its caches in `caches`."""
     trace, result = folder / "start.coldtrace", folder / "result.json"
-    recording = [coldtrace, "run", *options, "-o", trace, "--json", result, "--"]
+    recording = [coldtrace, "run", "--no-learn", *options, "-o", trace, "--json", result, "--"]
     process = subprocess.Popen(
         [str(word) for word in [*recording, *command]],
         stdout=subprocess.PIPE,
